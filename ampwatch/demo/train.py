@@ -1,0 +1,72 @@
+"""One training run of the demonstration, through `ampwatch.GradScaler`, with or without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..scaler import GradScaler
+from . import text
+from .model import CPU, CUDA, Attention, Block, CharTransformer
+
+Progress = Callable[[int, float, float, int], None]
+"""Called with the steps done, the loss, the loss scale and the steps skipped so far."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run does.
+
+    Arguments:
+        overflow_at: step from which the attention of the last layer multiplies its queries and keys by 256, which
+            takes its logits above 65504; None for never.
+        init_scale: the loss scale at the start; `fixed` keeps it there, as a static scale does.
+    """
+
+    name: str
+    steps: int
+    seed: int
+    overflow_at: int | None = None
+    init_scale: float = 2.0**16
+    fixed: bool = False
+
+
+def train(plan: Plan, *, progress: Progress | None = None, device: str = "cpu", **recording: Any) -> None:
+    """Run the plan; `recording` goes to `ampwatch.GradScaler` (run, server, dir …)."""
+    size = CUDA if device == "cuda" else CPU
+    torch.manual_seed(plan.seed)
+    generator = torch.Generator().manual_seed(plan.seed)
+    corpus = text.load()
+    model = CharTransformer(size).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scaler = GradScaler(
+        device,
+        init_scale=plan.init_scale,
+        growth_interval=10**9 if plan.fixed else 100,
+        model=model,
+        **recording,
+    )
+    skipped = 0
+    for step in range(plan.steps):
+        if step == plan.overflow_at:
+            _sharpen(model)
+        characters, following = text.batch(corpus, size.rows, size.context, generator)
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.float16):
+            loss = model.loss(characters.to(device), following.to(device))
+        scale = scaler.get_scale()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        skipped += scaler.get_scale() < scale
+        if progress is not None:
+            progress(step + 1, loss.item(), scaler.get_scale(), skipped)
+
+
+def _sharpen(model: CharTransformer) -> None:
+    block = model.blocks[-1]
+    assert isinstance(block, Block) and isinstance(block.attention, Attention)
+    block.attention.sharpness = 256.0
