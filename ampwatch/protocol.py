@@ -1,0 +1,169 @@
+"""The order of scale, unscale_, step and update, per optimizer: what torch refuses, and what trains wrongly.
+
+A *window* is the time between two updates. In it an optimizer goes ready → unscaled → stepped, as in
+torch.amp.GradScaler, and `update()` makes every optimizer ready again. A call is announced before torch sees it
+(`unscale`, `step`, `update`), which tells what is wrong with it, and closed with what torch did (`close`), which
+moves the state only where torch moved its own.
+
+Healthy, and therefore silent: several scale() calls in a window (several losses, gradient penalty, accumulation),
+an update per optimizer, an update(new_scale) at any time, an unscale_() whose step the user left out, and every
+call of an optimizer that this scaler never steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Fault = Literal[
+    "unscale_twice",
+    "unscale_after_step",
+    "step_twice",
+    "update_without_step",
+    "step_without_scale",
+    "unscale_in_accumulation",
+    "update_in_accumulation",
+    "step_outside_scaler",
+    "missing_update",
+    "closure",
+]
+
+LONGEST_ORDER: Final = 64  # calls kept of a window: its first and its last 32, whatever the accumulation
+
+
+@dataclass(frozen=True)
+class CallFault:
+    """A call out of order: docs/format.md, `call_fault`. `raised`: torch refused it with an exception."""
+
+    fault: Fault
+    optimizer: int | None
+    order: list[str]
+    raised: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was announced and is not closed yet; `fault` is what is wrong with it."""
+
+    name: Literal["unscale_", "step", "update"]
+    optimizer: int | None
+    fault: Fault | None
+
+
+@dataclass
+class _Optimizer:
+    stage: Literal["ready", "unscaled", "stepped"] = "ready"
+    accumulated: bool = False  # a backward pass added to the gradients after they were unscaled
+    losses: int = 0  # scale() calls of the window when it was stepped
+
+
+@dataclass
+class Window:
+    """The calls since the last update, and where each optimizer stands."""
+
+    calls: list[str] = field(default_factory=list)
+    losses: int = 0
+    optimizers: dict[int, _Optimizer] = field(default_factory=dict)
+
+    @property
+    def order(self) -> list[str]:
+        """The calls as events give them: at most `LONGEST_ORDER`, the middle left out."""
+        if len(self.calls) <= LONGEST_ORDER:
+            return list(self.calls)
+        return self.calls[: LONGEST_ORDER // 2] + self.calls[-LONGEST_ORDER // 2 :]
+
+    @property
+    def stepped(self) -> list[int]:
+        """Optimizers that went through scaler.step() in the window, ascending."""
+        return sorted(i for i, state in self.optimizers.items() if state.stage == "stepped")
+
+    @property
+    def touched(self) -> list[int]:
+        """Optimizers that were stepped or unscaled in the window, ascending."""
+        return sorted(i for i, state in self.optimizers.items() if state.stage != "ready")
+
+
+class Protocol:
+    """State machine over the calls of one scaler. Host only: it never touches a device."""
+
+    def __init__(self) -> None:
+        self.window = Window()
+        self._has_stepped = False
+
+    def scale(self) -> None:
+        """A loss was scaled; torch refuses it never."""
+        self.window.calls.append("scale")
+        self.window.losses += 1
+
+    def accumulated(self, optimizer: int) -> None:
+        """A backward pass has added to the gradients of an optimizer."""
+        state = self._optimizer(optimizer)
+        state.accumulated = state.accumulated or state.stage == "unscaled"
+
+    def unscale(self, optimizer: int) -> Call:
+        """Announce an explicit unscale_(); the one inside step() is not announced."""
+        self.window.calls.append(f"unscale_:{optimizer}")
+        state = self._optimizer(optimizer)
+        fault: Fault | None = None
+        if state.stage == "unscaled":
+            fault = "unscale_in_accumulation" if state.accumulated else "unscale_twice"
+        elif state.stage == "stepped":
+            fault = self._step_again(state, "unscale_after_step")
+        return Call("unscale_", optimizer, fault)
+
+    def step(self, optimizer: int, *, closure: bool) -> Call:
+        """Announce a step(); `closure`: the optimizer was handed one."""
+        self.window.calls.append(f"step:{optimizer}")
+        state = self._optimizer(optimizer)
+        fault: Fault | None = None
+        if closure:
+            fault = "closure"
+        elif state.stage == "stepped":
+            fault = self._step_again(state, "step_twice")
+        elif state.accumulated:
+            fault = "unscale_in_accumulation"
+        elif self.window.losses == 0:
+            fault = "step_without_scale"
+        return Call("step", optimizer, fault)
+
+    def update(self, *, manual: bool) -> Call:
+        """Announce an update(); `manual`: with a new scale."""
+        self.window.calls.append("update")
+        return Call("update", None, self._update_fault(manual))
+
+    def step_outside(self, optimizer: int) -> list[CallFault]:
+        """An optimizer of this scaler stepped outside scaler.step(): wrong once a loss of the window was scaled."""
+        if self.window.losses == 0:
+            return []
+        return [CallFault("step_outside_scaler", optimizer, self.window.order, raised=False)]
+
+    def close(self, call: Call, *, raised: bool) -> list[CallFault]:
+        """Close an announced call; `raised`: it ended in an exception. Answers its fault, if it has one."""
+        faults = [CallFault(call.fault, call.optimizer, self.window.order, raised)] if call.fault else []
+        if not raised:
+            self._advance(call)
+        return faults
+
+    def _advance(self, call: Call) -> None:
+        if call.optimizer is None:
+            self.window = Window()
+            return
+        state = self._optimizer(call.optimizer)
+        state.stage = "unscaled" if call.name == "unscale_" else "stepped"
+        state.accumulated = False
+        state.losses = self.window.losses
+        self._has_stepped = self._has_stepped or state.stage == "stepped"
+
+    def _step_again(self, state: _Optimizer, otherwise: Fault) -> Fault:
+        """A second cycle that began with a loss of its own lacks an update; one that did not repeats a call."""
+        return "missing_update" if self.window.losses > state.losses else otherwise
+
+    def _update_fault(self, manual: bool) -> Fault | None:
+        if self.window.touched:
+            return None
+        if self.window.losses and self._has_stepped:
+            return "update_in_accumulation"
+        return None if manual else "update_without_step"
+
+    def _optimizer(self, index: int) -> _Optimizer:
+        return self.window.optimizers.setdefault(index, _Optimizer())

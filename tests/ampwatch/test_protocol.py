@@ -1,0 +1,116 @@
+"""The order of calls: every fault of docs/format.md, and the loops that look odd and are healthy."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.protocol import LONGEST_ORDER, CallFault, Protocol
+
+
+def play(*calls, protocol=None):
+    """Faults of a session such as "scale", "unscale_:0", "step:0", "update"; a trailing "!" means torch raised."""
+    protocol = protocol or Protocol()
+    found = []
+    for text in calls:
+        name, _, index = text.rstrip("!").partition(":")
+        if name == "scale":
+            protocol.scale()
+        elif name == "backward":
+            protocol.accumulated(int(index))
+        elif name == "outside":
+            found += protocol.step_outside(int(index))
+        else:
+            found += protocol.close(announce(protocol, name, index), raised=text.endswith("!"))
+    return [(f.fault, f.optimizer, f.raised) for f in found]
+
+
+def announce(protocol, name, index):
+    if name == "unscale_":
+        return protocol.unscale(int(index))
+    if name in ("step", "closure"):
+        return protocol.step(int(index), closure=name == "closure")
+    return protocol.update(manual=name == "set")
+
+
+PLAIN = ("scale", "backward:0", "step:0", "update")
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        PLAIN * 2,
+        ("scale", "backward:0", "unscale_:0", "step:0", "update") * 2,
+        ("scale", "backward:0", "scale", "backward:0", "step:0", "update") * 2,
+        ("scale", "scale", "backward:0", "unscale_:0", "step:0", "update"),
+        ("scale", "backward:0", "step:0", "update", "scale", "backward:0", "backward:1", "step:1", "update")
+        * 2,
+        (
+            "scale",
+            "backward:0",
+            "unscale_:0",
+            "scale",
+            "backward:1",
+            "unscale_:1",
+            "step:0",
+            "step:1",
+            "update",
+        ),
+        ("scale", "backward:0", "unscale_:0", "update", *PLAIN),
+        ("set", *PLAIN, "set"),
+        (*PLAIN, "outside:0", *PLAIN),
+    ],
+)
+def test_healthy_orders_are_silent(calls):
+    assert play(*calls) == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "fault"),
+    [
+        (("scale", "unscale_:0", "unscale_:0!"), ("unscale_twice", 0, True)),
+        (("scale", "step:0", "unscale_:0!"), ("unscale_after_step", 0, True)),
+        (("scale", "step:0", "step:0!"), ("step_twice", 0, True)),
+        (("scale", "step:0", "scale", "step:0!"), ("missing_update", 0, True)),
+        (("scale", "step:0", "scale", "unscale_:0!"), ("missing_update", 0, True)),
+        (("update!",), ("update_without_step", None, True)),
+        (("scale", "update!"), ("update_without_step", None, True)),
+        ((*PLAIN, "scale", "update!"), ("update_in_accumulation", None, True)),
+        ((*PLAIN, "scale", "set"), ("update_in_accumulation", None, False)),
+        (("step:0!",), ("step_without_scale", 0, True)),
+        ((*PLAIN, "step:0"), ("step_without_scale", 0, False)),
+        (
+            ("scale", "backward:0", "unscale_:0", "backward:0", "step:0"),
+            ("unscale_in_accumulation", 0, False),
+        ),
+        (("scale", "unscale_:0", "scale", "backward:0", "unscale_:0!"), ("unscale_in_accumulation", 0, True)),
+        ((*PLAIN, "scale", "outside:0"), ("step_outside_scaler", 0, False)),
+        (("scale", "closure:0!"), ("closure", 0, True)),
+    ],
+)
+def test_each_fault_is_named_once(calls, fault):
+    assert play(*calls) == [fault]
+
+
+def test_a_refused_call_leaves_the_state_where_torch_leaves_it():
+    assert play("scale", "unscale_:0", "unscale_:0!", "step:0", "update", *PLAIN) == [
+        ("unscale_twice", 0, True)
+    ]
+
+
+def test_a_fault_carries_the_calls_up_to_it():
+    protocol = Protocol()
+    play("scale", "step:1", protocol=protocol)
+    fault = protocol.close(protocol.step(1, closure=False), raised=True)
+    assert fault == [CallFault("step_twice", 1, ["scale", "step:1", "step:1"], raised=True)]
+
+
+def test_the_window_knows_whom_it_stepped_and_touched():
+    protocol = Protocol()
+    play("scale", "step:2", "unscale_:0", "scale", protocol=protocol)
+    assert (protocol.window.stepped, protocol.window.touched, protocol.window.losses) == ([2], [0, 2], 2)
+
+
+def test_a_long_accumulation_keeps_its_ends():
+    protocol = Protocol()
+    play(*["scale"] * 100, "step:0", protocol=protocol)
+    assert protocol.window.order == ["scale"] * (LONGEST_ORDER - 1) + ["step:0"]
