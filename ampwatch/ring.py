@@ -1,0 +1,117 @@
+"""Numbers on their way from the device to plain memory, without a synchronisation.
+
+The training thread sends one vector of float64 at a time: one copy into pinned memory, then a second one of the
+vector's sequence number into a cell of its own, both on the training stream, so that the number cannot arrive
+before the data. Whoever polls the cell reads plain memory and calls nothing of CUDA. On CPU the same path runs
+with plain memory, and every vector has arrived when `send` returns.
+
+Slots are made as they are needed and used again. How many are in flight is bounded by the device's launch queue
+(1,024 kernels, of which an attempt takes 15 and more), far below `MOST_SLOTS`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Label = TypeVar("Label")
+Numbers: TypeAlias = npt.NDArray[np.float64]
+Memory: TypeAlias = Callable[[int], Tensor]
+"""Makes a vector of float64 in host memory, which the device can write without blocking."""
+
+MOST_SLOTS: Final = 128
+
+
+class _Slot:
+    """Host memory for one vector, and the cell that its sequence number arrives in."""
+
+    def __init__(self, size: int, memory: Memory) -> None:
+        self.data = memory(size)
+        self.cell = memory(1)
+        self.cell.zero_()
+        self._data: Numbers = self.data.numpy()
+        self._cell: Numbers = self.cell.numpy()
+        self.size = 0
+        self.number = 0
+        self.label: Any = None
+
+    @property
+    def arrived(self) -> bool:
+        return bool(self._cell[0] == self.number)
+
+    @property
+    def numbers(self) -> Numbers:
+        return self._data[: self.size]
+
+
+class Ring(Generic[Label]):
+    """Vectors in flight from one device, in the order in which they were sent.
+
+    `send` belongs to the training thread. `receive` may be called by any thread, but by one at a time.
+
+    Arguments:
+        device: where the numbers are gathered before they are copied.
+        memory: makes host memory; by default pinned for CUDA, plain for CPU.
+    """
+
+    def __init__(self, device: torch.device, *, memory: Memory | None = None) -> None:
+        self._device = device
+        self._memory = memory or _host_memory(device)
+        self._sent = 0
+        self._free: deque[_Slot] = deque()
+        self._in_flight: deque[_Slot] = deque()
+
+    def __len__(self) -> int:
+        """Vectors that were sent and not received yet."""
+        return len(self._in_flight)
+
+    @torch.no_grad()
+    def send(self, pieces: Sequence[Tensor], label: Label) -> bool:
+        """Send tensors of any real dtype and shape as one vector, in order. Never blocks, never synchronises.
+
+        Answers False, and sends nothing, where `MOST_SLOTS` are in flight.
+        """
+        if len(self._in_flight) >= MOST_SLOTS:
+            return False
+        parts = [p.reshape(-1).to(self._device, torch.float64, non_blocking=True) for p in pieces]
+        numbers = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=self._device)
+        self._sent += 1
+        slot = self._slot(numbers.numel())
+        slot.label, slot.size, slot.number = label, numbers.numel(), self._sent
+        slot.data[: slot.size].copy_(numbers, non_blocking=True)
+        number = torch.full((1,), float(self._sent), dtype=torch.float64, device=self._device)
+        slot.cell.copy_(number, non_blocking=True)
+        self._in_flight.append(slot)
+        return True
+
+    def receive(self) -> Iterator[tuple[Label, Numbers]]:
+        """What has arrived, oldest first: label and numbers, a view that ends with the loop's next turn.
+
+        Reads plain memory only.
+        """
+        while self._in_flight and self._in_flight[0].arrived:
+            slot = self._in_flight.popleft()
+            try:
+                yield slot.label, slot.numbers
+            finally:
+                slot.label = None
+                self._free.append(slot)
+
+    def _slot(self, size: int) -> _Slot:
+        """A free slot that is large enough, or a new one in its place."""
+        if self._free:
+            slot = self._free.popleft()
+            if slot.data.numel() >= size:
+                return slot
+        return _Slot(size, self._memory)
+
+
+def _host_memory(device: torch.device) -> Memory:
+    pinned = device.type == "cuda"
+    return lambda size: torch.empty(size, dtype=torch.float64, pin_memory=pinned)
