@@ -1,0 +1,192 @@
+"""The heatmap: one statistic of every tensor over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ._text import escape, finite, moment_text, number_text, shorten
+from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
+
+Json = Mapping[str, Any]
+
+_ROW_PX: Final = 18
+_FRAME_PX: Final = 96  # margins above and below the rows
+_SMALLEST_SHARE: Final = (
+    0.05  # the ramp of a share spans at least this, so that dust does not look like a fire
+)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """How one statistic is coloured and written.
+
+    Arguments:
+        title: what the colour bar says.
+        kind: `share` of elements, `binades` of headroom, `magnitude` or `count`.
+    """
+
+    title: str
+    kind: str
+
+
+STATS: Final = {
+    "lost_share": Stat("lost to underflow (estimate)", "share"),
+    "subnormal_share": Stat("subnormal in float16", "share"),
+    "zero_share": Stat("exactly zero", "share"),
+    "headroom_log2": Stat("headroom below 65504", "binades"),
+    "norm": Stat("gradient norm (L2)", "magnitude"),
+    "nonfinite": Stat("inf and NaN", "count"),
+}
+
+
+def heatmap(heatmap: Json, theme: Theme) -> Figure:
+    """Tensors (rows) × attempts (columns), the worst of each column.
+
+    Arguments:
+        heatmap: `Heatmap` of docs/rest.md.
+        theme: colours.
+
+    The row's number is its place in `heatmap["tensors"]`, whose id is in `customdata`. Columns in which nothing was
+    recorded are left out, so that samples taken every 25 attempts stand side by side. `layout.height` is in pixels.
+    """
+    palette = PALETTES[theme]
+    stat = STATS.get(heatmap["stat"]) or Stat(escape(heatmap["stat"]), "magnitude")
+    kept = _recorded_columns(heatmap["values"], len(heatmap["attempt"]))
+    rows = [[finite(row[c]) for c in kept] for row in heatmap["values"]]
+    moments = [(heatmap["step"][c], heatmap["attempt"][c]) for c in kept]
+    trace = {
+        "type": "heatmap",
+        "x": [attempt for _, attempt in moments],
+        "y": list(range(len(rows))),
+        "z": [[_colored(stat, value) for value in row] for row in rows],
+        "customdata": [[tensor["id"]] * len(kept) for tensor in heatmap["tensors"]],
+        "text": [_row_texts(t, row, moments, stat) for t, row in zip(heatmap["tensors"], rows, strict=True)],
+        "hovertemplate": "%{text}<extra></extra>",
+        "hoverongaps": False,
+        "ygap": 1,
+        **_coloring(stat, rows, palette),
+    }
+    return {"data": [trace], "layout": _layout(heatmap["tensors"], palette)}
+
+
+def _recorded_columns(values: Sequence[Sequence[Any]], columns: int) -> list[int]:
+    return [c for c in range(columns) if any(row[c] is not None for row in values)]
+
+
+def _row_texts(
+    tensor: Json, row: Sequence[float | None], moments: Sequence[tuple[Any, Any]], stat: Stat
+) -> list[str]:
+    about = f"<b>{escape(tensor['name'])}</b><br>{_tensor_text(tensor)}"
+    return [
+        f"{about}<br>{stat.title}: {value_text(stat, value)}<br>{moment_text(step, attempt)}"
+        for value, (step, attempt) in zip(row, moments, strict=True)
+    ]
+
+
+def _tensor_text(tensor: Json) -> str:
+    shape = " × ".join(f"{n:,}" for n in tensor["shape"]) or "scalar"
+    return escape(f"{tensor['module_type'] or 'parameter'}, {shape}, {tensor['dtype']}")
+
+
+def value_text(stat: Stat, value: float | None) -> str:
+    """A value of the statistic with its unit."""
+    if value is None:
+        return "not recorded"
+    written: dict[str, Callable[[float], str]] = {
+        "share": lambda v: f"{100 * v:.3g} % of elements",
+        "binades": lambda v: f"{v:.2f} binades (a factor of {number_text(2**v)})",
+        "magnitude": number_text,
+        "count": lambda v: f"{v:,.0f} elements",
+    }
+    return written[stat.kind](value)
+
+
+def _colored(stat: Stat, value: float | None) -> float | None:
+    """The value on the colour axis: logarithmic where it spans decades."""
+    if value is None or (stat.kind == "magnitude" and value <= 0):
+        return None
+    if stat.kind == "magnitude":
+        return math.log10(value)
+    return math.log10(1 + value) if stat.kind == "count" else value
+
+
+def _coloring(stat: Stat, rows: Sequence[Sequence[float | None]], palette: Palette) -> dict[str, Any]:
+    """Colour scale, its ends and its bar."""
+    values = [z for row in rows for z in (_colored(stat, value) for value in row) if z is not None]
+    top = max(values, default=1.0)
+    ramp = [list(stop) for stop in palette.badness]
+    bar = _bar(stat, palette)
+    if stat.kind == "share":
+        return {
+            "colorscale": ramp,
+            "zmin": 0,
+            "zmax": max(_SMALLEST_SHARE, top),
+            "colorbar": bar | {"tickformat": ".0%"},
+        }
+    if stat.kind == "binades":  # none left is the worst
+        turned = [[1 - at, color] for at, color in reversed(palette.badness)]
+        return {"colorscale": turned, "zmin": 0, "zmax": max(1.0, top), "colorbar": bar}
+    if stat.kind == "count":
+        return {
+            "colorscale": ramp,
+            "zmin": 0,
+            "zmax": max(1.0, top),
+            "colorbar": bar | _decades(0, top, offset=1),
+        }
+    return {"colorscale": "Cividis", "colorbar": bar | _decades(min(values, default=0.0), top)}
+
+
+def _decades(low: float, high: float, offset: int = 0) -> dict[str, Any]:
+    """Ticks at powers of ten of a colour axis that is log10(value + offset)."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    at = [math.log10(10.0**k + offset) for k in powers]
+    texts = [f"10<sup>{k}</sup>".replace("-", "−") for k in powers]
+    return (
+        {"tickvals": [0, *at], "ticktext": ["0", *texts]} if offset else {"tickvals": at, "ticktext": texts}
+    )
+
+
+def _bar(stat: Stat, palette: Palette) -> dict[str, Any]:
+    return {
+        "title": {
+            "text": stat.title + _bar_unit(stat),
+            "side": "top",
+            "font": {"size": 12, "color": palette.muted},
+        },
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "bottom",
+        "ypad": 8,
+        "len": 0.45,
+        "thickness": 8,
+        "outlinewidth": 0,
+    }
+
+
+def _bar_unit(stat: Stat) -> str:
+    return {"share": ", share of elements", "binades": ", binades", "count": ", elements", "magnitude": ""}[
+        stat.kind
+    ]
+
+
+def _layout(tensors: Sequence[Json], palette: Palette) -> dict[str, Any]:
+    return base_layout(palette) | {
+        "height": _FRAME_PX + _ROW_PX * max(3, len(tensors)),
+        "margin": {"l": 24, "r": 16, "t": 56, "b": 40},
+        "hovermode": "closest",
+        "xaxis": axis(palette, "attempt", tickformat=",d", showgrid=False),
+        "yaxis": axis(
+            palette,
+            range=[len(tensors) - 0.5, -0.5],
+            fixedrange=True,
+            showgrid=False,
+            tickvals=list(range(len(tensors))),
+            ticktext=[escape(shorten(tensor["name"])) for tensor in tensors],
+            tickfont={"size": 11, "color": palette.muted},
+        ),
+    }

@@ -1,0 +1,233 @@
+"""The timeline: loss scale with its events, loss and gradient norm, above each other on one axis of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ._marks import event_traces, nonfinite_traces
+from ._shapes import finding_shapes
+from ._text import escape, finite, log2, moment_text, number_text, scale_text
+from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
+
+Json = Mapping[str, Any]
+
+_LOG_FROM_RATIO: Final = 50.0  # a panel whose largest value is this many times its smallest gets a log axis
+_SHORT: Final = 80  # up to so many points each one gets a dot, so that one between two gaps is seen
+_SCALE_TICKS: Final = 5
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of the stack: the series it shows, its y axis and the share of the height it takes."""
+
+    name: str
+    title: str
+    yaxis: str
+    domain: tuple[float, float]
+
+    @property
+    def layout_key(self) -> str:
+        """Key of its y axis in a layout."""
+        return self.yaxis.replace("y", "yaxis")
+
+
+SCALE: Final = Panel("scale", "loss scale", "y", (0.64, 1.0))
+LOSS: Final = Panel("loss", "loss", "y2", (0.33, 0.6))
+NORM: Final = Panel("norm", "gradient norm (L2)", "y3", (0.0, 0.29))
+PANELS: Final = (SCALE, LOSS, NORM)
+
+
+def timeline(series: Json, events: Iterable[Json], findings: Iterable[Json], theme: Theme) -> Figure:
+    """Scale (log2), loss and norm over attempts, events and findings marked.
+
+    Arguments:
+        series: `Series` of docs/rest.md with the names `scale`, `loss` and `norm`, as far as there are any.
+        events: `Event`s; those that changed the scale, and the skips, are drawn, each kind by its own mark.
+        findings: `Finding`s; each is a band over all panels, named by its key.
+        theme: colours.
+
+    Where a point covers several attempts, its smallest and largest value span a band and the line is the mean:
+    a spike of one attempt stays visible. Where a loss was NaN or infinite a mark stands at the top.
+    """
+    palette = PALETTES[theme]
+    streams: Sequence[Json] = series["streams"]
+    data = [
+        trace
+        for panel in PANELS
+        for i, stream in enumerate(streams)
+        for trace in _stream_traces(panel, stream, _label(stream, streams), i, palette)
+    ]
+    data += nonfinite_traces(streams, palette)
+    data += event_traces(events, palette)
+    return {"data": data, "layout": _layout(streams, list(findings), palette)}
+
+
+def _label(stream: Json, streams: Sequence[Json]) -> str:
+    """What tells this stream from the others: only the parts that differ between them."""
+    parts = {"rank": "rank {}", "stream": "stream {}", "producer": "process {:.6}"}
+    told = [
+        text.format(stream[key]) for key, text in parts.items() if len({other[key] for other in streams}) > 1
+    ]
+    return escape(", ".join(told))
+
+
+def _stream_traces(
+    panel: Panel, stream: Json, label: str, index: int, palette: Palette
+) -> Iterator[dict[str, Any]]:
+    column = stream["series"].get(panel.name)
+    if column is None:
+        return
+    color = palette.streams[index % len(palette.streams)]
+    if stream["stride"] > 1:
+        yield _envelope(panel, stream, column, color, label)
+    yield _line(panel, stream, column, color, label)
+
+
+def _plotted(panel: Panel, values: Iterable[Any]) -> list[float | None]:
+    return [log2(v) if panel is SCALE else finite(v) for v in values]
+
+
+def _line(panel: Panel, stream: Json, column: Json, color: str, label: str) -> dict[str, Any]:
+    y = _plotted(panel, column["mean"])
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(y) <= _SHORT else "lines",
+        "name": label or panel.title,
+        "legendgroup": label,
+        "showlegend": bool(label) and panel is SCALE,
+        "x": list(stream["attempt"]),
+        "y": y,
+        "xaxis": "x",
+        "yaxis": panel.yaxis,
+        "line": {"color": color, "width": 1.6, "shape": "hv" if panel is SCALE else "linear"},
+        "marker": {"color": color, "size": 4},
+        "text": [_hover(panel, stream, column, i, label) for i in range(len(y))],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _hover(panel: Panel, stream: Json, column: Json, i: int, label: str) -> str:
+    show = scale_text if panel is SCALE else number_text
+    moment = moment_text(stream["step"][i], stream["attempt"][i])
+    lines = [f"<b>{panel.title}</b> {show(column['mean'][i])}"]
+    if stream["stride"] > 1:
+        lines[0] = f"<b>{panel.title}</b> mean {number_text(column['mean'][i])}"
+        lines.append(
+            f"{show(column['min'][i])} … {show(column['max'][i])} over {stream['stride']:,} attempts"
+        )
+    return "<br>".join([*lines, *([label] if label else []), moment])
+
+
+def _envelope(panel: Panel, stream: Json, column: Json, color: str, label: str) -> dict[str, Any]:
+    """The span from min to max: one closed polygon for each stretch without a gap."""
+    low, high = _plotted(panel, column["min"]), _plotted(panel, column["max"])
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for first, end in _stretches(low):
+        at = list(stream["attempt"][first:end])
+        at.append(at[-1] + stream["stride"])
+        x += [*at, *reversed(at), at[0], None]
+        top, bottom = high[first:end], low[first:end]
+        y += [*top, top[-1], bottom[-1], *reversed(bottom), top[0], None]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": label or panel.title,
+        "legendgroup": label,
+        "showlegend": False,
+        "x": x,
+        "y": y,
+        "xaxis": "x",
+        "yaxis": panel.yaxis,
+        "fill": "toself",
+        "opacity": 0.35,
+        "line": {"color": color, "width": 1},
+        "hoverinfo": "skip",
+    }
+
+
+def _stretches(values: Sequence[float | None]) -> Iterator[tuple[int, int]]:
+    """First and end index of each stretch of values without a None."""
+    first = None
+    for i, value in enumerate([*values, None]):
+        if value is not None and first is None:
+            first = i
+        elif value is None and first is not None:
+            yield first, i
+            first = None
+
+
+def _layout(streams: Sequence[Json], findings: list[Json], palette: Palette) -> dict[str, Any]:
+    layout = base_layout(palette)
+    shapes, annotations = finding_shapes(findings, palette)
+    layout |= {
+        "margin": {"l": 56, "r": 16, "t": 40, "b": 40},
+        "hovermode": "closest",
+        "showlegend": True,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
+        "xaxis": axis(palette, "attempt", anchor="y3", domain=[0, 1], tickformat=",d", showspikes=True)
+        | {"spikemode": "across", "spikethickness": 1, "spikedash": "solid", "spikecolor": palette.border},
+        "yaxis4": {"overlaying": "y2", "range": [0, 1], "visible": False, "fixedrange": True},
+        "shapes": shapes,
+        "annotations": [*annotations, *(_panel_title(panel, palette) for panel in PANELS)],
+    }
+    layout[SCALE.layout_key] = _scale_axis(streams, palette)
+    for panel in (LOSS, NORM):
+        layout[panel.layout_key] = _value_axis(panel, streams, palette)
+    return layout
+
+
+def _panel_title(panel: Panel, palette: Palette) -> dict[str, Any]:
+    """The panel's name at its upper left: shorter to read there than turned along the axis."""
+    return {
+        "text": panel.title,
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "y": panel.domain[1],
+        "yanchor": "top",
+        "showarrow": False,
+        "bgcolor": palette.surface,
+        "borderpad": 2,
+        "opacity": 0.9,
+        "font": {"size": 12, "color": palette.ink},
+    }
+
+
+def _values(panel: Panel, streams: Sequence[Json]) -> list[float]:
+    columns = [s["series"][panel.name] for s in streams if panel.name in s["series"]]
+    both = (value for column in columns for end in ("min", "max") for value in _plotted(panel, column[end]))
+    return [value for value in both if value is not None]
+
+
+def _scale_axis(streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
+    """Powers of two as ticks, with room for the marks above and below the line."""
+    values = _values(SCALE, streams) or [0.0]
+    low, high = int(min(values) // 1), int(-(-max(values) // 1))
+    every = max(1, -(-(high - low) // _SCALE_TICKS))
+    ticks = list(range(low, high + 1, every)) if high > low else [low - 1, low, low + 1]
+    room = max(1.0, 0.12 * (high - low))
+    return axis(
+        palette,
+        domain=list(SCALE.domain),
+        fixedrange=True,
+        range=[low - room, high + room],
+        tickvals=ticks,
+        ticktext=[f"2<sup>{k}</sup>".replace("-", "−") for k in ticks],
+    )
+
+
+def _value_axis(panel: Panel, streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
+    values = _values(panel, streams)
+    wide = bool(values) and min(values) > 0 and max(values) / min(values) >= _LOG_FROM_RATIO
+    return axis(
+        palette,
+        domain=list(panel.domain),
+        fixedrange=True,
+        type="log" if wide else "linear",
+        exponentformat="power",
+        nticks=5,
+    )

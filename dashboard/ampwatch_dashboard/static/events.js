@@ -1,0 +1,91 @@
+// The table of events: the timeline's marks as text, and what no plot shows.
+
+import { get, runPath } from "./api.js";
+import { download } from "./csv.js";
+import { byId, h, render } from "./dom.js";
+import { count, dateTime, plural, real, scale } from "./format.js";
+import { notice, problemNotice } from "./shell.js";
+
+const PAGE = 100;
+const TYPES = ["skip", "growth", "backoff", "set", "restored", "call_fault", "finite_check", "forward_search", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "fault", "dropped", "heartbeat", "finish"];
+const COLUMNS = ["Step", "Attempt", "Event", "Scale", "Details"];
+
+let items = [];
+let next = null;
+
+export function setUpEvents(run, go) {
+  const select = byId("event-type");
+  select.append(h("option", { value: "" }, "All events"), ...TYPES.map((type) => h("option", { value: type }, words(type))));
+  select.addEventListener("change", () => loadEvents(run, go));
+  byId("events-csv").addEventListener("click", () => save(run));
+}
+
+/** Load the first page anew, or the next one behind what is shown. */
+export async function loadEvents(run, go, cursor = null) {
+  const query = { type: byId("event-type").value, cursor, limit: cursor ? PAGE : Math.max(PAGE, items.length) };
+  try {
+    const page = await get(runPath(run, "/events"), query);
+    items = cursor ? [...items, ...page.items] : page.items;
+    next = page.next;
+    render(byId("events"), [items, next], () => (items.length ? [table(go), more(run, go)] : notice("No events", "")));
+  } catch (problem) {
+    render(byId("events"), problem.message, () => problemNotice(problem, () => loadEvents(run, go)));
+  }
+}
+
+const words = (type) => type.replaceAll("_", " ");
+
+function table(go) {
+  const head = h("tr", {}, COLUMNS.map((name) => h("th", { scope: "col" }, name)));
+  const body = h("tbody", {}, items.map((event) => row(event, go)));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events" }, h("table", { class: "events" }, h("thead", {}, head), body));
+}
+
+function row(event, go) {
+  const at = event.attempt >= 0;
+  const show = h("button", { class: "moment", type: "button", onclick: () => go({ at: event.attempt, finding: null }) }, count(event.attempt));
+  return h(
+    "tr",
+    {},
+    h("td", { class: "number" }, event.step >= 0 ? count(event.step) : ""),
+    h("td", { class: "number" }, at && show),
+    h("td", { title: dateTime(event.time) }, h("span", { class: "event-type", "data-type": event.type }, words(event.type)), event.repeat > 1 && ` × ${count(event.repeat)}`),
+    h("td", { class: "number" }, scaleText(event.data)),
+    h("td", { class: "details" }, details(event)),
+  );
+}
+
+function scaleText(data) {
+  if (data.scale === undefined) return "";
+  return data.scale_after === undefined || data.scale_after === data.scale ? scale(data.scale) : `${scale(data.scale)} → ${scale(data.scale_after)}`;
+}
+
+const DETAILS = {
+  skip: (d) => `loss ${real(d.loss)}, ${plural(d.n_inf, "inf", "inf")} and ${plural(d.n_nan, "NaN", "NaN")} elements in ${plural(d.count, "tensor")}`,
+  tensors: (d) => plural(d.tensors.length, "tensor"),
+  backward_order: (d) => plural(d.tensors.length, "tensor"),
+  origin: (d) => plural(Object.keys(d.origins).length, "tensor"),
+  finish: (d) => `${plural(d.attempts, "attempt")}, ${count(d.taken)} taken, ${count(d.skipped)} skipped`,
+  run: (d) => [d.host, d.device, d.versions?.torch && `torch ${d.versions.torch}`].filter(Boolean).join(", "),
+  growth: () => "",
+  backoff: () => "",
+  set: () => "",
+  restored: () => "",
+};
+
+function details(event) {
+  try {
+    return (DETAILS[event.type] ?? JSON.stringify)(event.data);
+  } catch {
+    return JSON.stringify(event.data); // a producer need not send every field of docs/format.md
+  }
+}
+
+const more = (run, go) =>
+  next !== null && h("button", { class: "button more", type: "button", onclick: () => loadEvents(run, go, next) }, "Show more");
+
+function save(run) {
+  const header = ["time_s", "rank", "producer", "type", "attempt", "step", "stream", "repeat", "data"];
+  const rows = items.map((e) => [e.time, e.rank, e.producer, e.type, e.attempt, e.step, e.stream, e.repeat, JSON.stringify(e.data)]);
+  download(`ampwatch-${run}-events.csv`, header, rows);
+}

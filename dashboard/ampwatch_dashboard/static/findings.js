@@ -1,0 +1,101 @@
+// Findings: what, the evidence with a link to each moment, and what to do, with code to copy.
+
+import { byId, h, render } from "./dom.js";
+import { count, moment } from "./format.js";
+import { icon } from "./icons.js";
+import { address } from "./state.js";
+import { notice } from "./shell.js";
+
+const SEVERITY = { fatal: "Fatal", error: "Error", warning: "Warning", info: "Info" };
+const STATE = { open: "still going on", recovered: "recovered", explained: "explained", acknowledged: "acknowledged" };
+
+/** Show the list; `go(patch)` moves the view to a moment. */
+export function showFindings(findings, verdict, chosen, go) {
+  const list = byId("findings-list");
+  const open = new Map([...list.querySelectorAll("details[data-key]")].map((element) => [element.dataset.key, element.open]));
+  byId("findings-count").textContent = findings.length ? count(findings.length) : "";
+  render(list, [findings, verdict.word], () =>
+    findings.length ? findings.map((finding) => card(finding, open.get(finding.key) ?? finding.severity !== "info", go)) : none(verdict),
+  );
+  for (const element of list.querySelectorAll("[data-key]")) {
+    element.toggleAttribute("data-chosen", element.dataset.key === chosen);
+  }
+}
+
+const none = (verdict) =>
+  verdict.word === "no data"
+    ? notice("Nothing to judge yet", "Findings appear after the first attempts.")
+    : notice("Nothing was found", "A healthy run is silent.");
+
+function card(finding, open, go) {
+  return h(
+    "details",
+    { class: "finding", "data-severity": finding.severity, "data-key": finding.key, open },
+    h(
+      "summary",
+      {},
+      h("span", { class: "finding-kind" }, icon(finding.severity), SEVERITY[finding.severity], " · ", words(finding.kind)),
+      h("h3", {}, finding.headline),
+    ),
+    h("p", { class: "muted small" }, about(finding)),
+    momentLink({ finding: finding.key, at: null }, span(finding), "Show on the timeline: ", go),
+    finding.evidence.length > 0 && [h("h4", {}, "Evidence"), h("ul", { class: "evidence" }, finding.evidence.map((e) => evidence(e, finding, go)))],
+    finding.advice.length > 0 && [h("h4", {}, "What to do"), h("ol", { class: "advice" }, finding.advice.map(advice))],
+  );
+}
+
+const words = (kind) => kind.replaceAll("_", " ");
+
+function about(finding) {
+  const where = finding.module || finding.tensor;
+  const parts = [
+    STATE[finding.state],
+    `${Math.round(100 * finding.confidence)} % sure`,
+    finding.rank > 0 && `rank ${finding.rank}`,
+    finding.stream > 0 && `stream ${finding.stream}`,
+  ];
+  const text = parts.filter(Boolean).join(" · ");
+  return where ? [`${text} · in `, h("code", {}, where)] : text;
+}
+
+function span(finding) {
+  const first = moment(finding.first_step, finding.first_attempt);
+  return finding.last_attempt > finding.first_attempt ? `${first} to ${moment(finding.last_step, finding.last_attempt)}` : first;
+}
+
+function evidence(item, finding, go) {
+  const link = item.attempt >= 0 && momentLink({ finding: finding.key, at: item.attempt }, `attempt ${count(item.attempt)}`, "", go);
+  const tensor = item.tensor && !item.text.includes(item.tensor) && h("code", {}, item.tensor);
+  return h("li", {}, item.text, tensor && [" ", tensor], link && [" ", link]);
+}
+
+/** A real link, so that it can be copied and opened elsewhere; here it moves the view instead of loading the page. */
+function momentLink(patch, text, before, go) {
+  const onclick = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    go(patch);
+  };
+  const href = address({ ...patch, from: null, to: null });
+  return h("a", { class: "moment", href, onclick }, before && h("span", { class: "visually-hidden" }, before), text);
+}
+
+const advice = (item) => h("li", {}, item.text, item.code && codeBlock(item.code));
+
+function codeBlock(code) {
+  const block = h("code", {}, code);
+  const button = h("button", { class: "button quiet copy", type: "button", onclick: () => copy(code, block, button) }, "Copy");
+  return h("div", { class: "code" }, h("pre", { tabindex: "0", "aria-label": "Code to paste" }, block), button);
+}
+
+/** Browsers give the clipboard to secure pages only; on a plain-http host the code is selected instead. */
+async function copy(code, block, button) {
+  try {
+    await navigator.clipboard.writeText(code);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(block);
+    button.textContent = "Press Ctrl+C";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 2000);
+}

@@ -1,0 +1,107 @@
+// The page of one run: loads it, follows it, and keeps the view in the address.
+
+import { get, runPath } from "./api.js";
+import { byId, render } from "./dom.js";
+import { loadEvents, setUpEvents } from "./events.js";
+import { showFindings } from "./findings.js";
+import { follow, throttle } from "./live.js";
+import { problemNotice, setUpTheme } from "./shell.js";
+import { read, write } from "./state.js";
+import { showSummary } from "./summary.js";
+import { drawHeatmap, drawHistogram, loadTensors, saveTensors } from "./tensors.js";
+import { drawTimeline } from "./timeline.js";
+
+const REFRESH_MS = 2000;
+const ZOOM_MS = 150;
+const BESIDE_MOMENT = 40; // attempts shown on either side of a single moment
+const STATS = [...byId("stat").options].map((option) => option.value);
+
+const run = decodeURIComponent(location.pathname.split("/").at(-1));
+let findings = [];
+let verdict = null;
+let tensors = [];
+
+function view() {
+  const state = read();
+  const at = state.at ? Number(state.at) : null;
+  const range = state.from && state.to ? [Number(state.from), Number(state.to)] : momentRange(state.finding, at);
+  const stat = STATS.includes(state.stat) ? state.stat : STATS[0];
+  return { range, at, stat, finding: state.finding ?? null, tensor: state.tensor ?? "" };
+}
+
+/** The part of the run around a moment or a finding; null where the address names none, or one that is gone. */
+function momentRange(key, at) {
+  const finding = findings.find((one) => one.key === key);
+  if (at !== null) return [Math.max(0, at - BESIDE_MOMENT), at + BESIDE_MOMENT];
+  if (!finding || finding.first_attempt < 0) return null;
+  const beside = Math.max(BESIDE_MOMENT, 0.5 * (finding.last_attempt - finding.first_attempt));
+  return [Math.max(0, finding.first_attempt - beside), finding.last_attempt + beside];
+}
+
+async function load() {
+  try {
+    const [about, found] = await Promise.all([get(runPath(run)), get(runPath(run, "/findings"))]);
+    ({ findings, verdict } = found);
+    byId("page").hidden = false;
+    byId("problem").replaceChildren();
+    showSummary(about);
+    showFindings(findings, verdict, view().finding, go);
+    tensors = await loadTensors(run);
+    await Promise.all([draw(), loadEvents(run, go)]);
+  } catch (problem) {
+    showProblem(problem);
+  }
+}
+
+function showProblem(problem) {
+  byId("page").toggleAttribute("data-stale", true);
+  render(byId("problem"), problem.message, () => problemNotice(problem, load));
+}
+
+async function draw() {
+  const now = view();
+  const plots = [
+    drawTimeline(run, now, zoomed),
+    drawHeatmap(run, now, { choose: (tensor) => change({ tensor }), moved: zoomed }),
+    drawHistogram(run, now, tensors),
+  ];
+  await Promise.all(plots);
+  byId("page").removeAttribute("data-stale");
+}
+
+const redraw = throttle(() => draw().catch(showProblem), ZOOM_MS);
+
+function change(patch) {
+  write(patch, true);
+  showFindings(findings, verdict, view().finding, go);
+  redraw();
+}
+
+/** Move the view to a finding or a moment. */
+function go(patch) {
+  change({ ...patch, from: null, to: null });
+  byId("timeline").scrollIntoView({ block: "nearest" });
+  byId("timeline").focus({ preventScroll: true });
+}
+
+function zoomed(range) {
+  const [from, to] = range?.map(Math.round) ?? [null, null];
+  const whole = range === null ? { finding: null, at: null } : {};
+  write({ from, to, ...whole });
+  redraw();
+}
+
+function setUp() {
+  setUpTheme(redraw);
+  setUpEvents(run, go);
+  byId("stat").addEventListener("change", (event) => change({ stat: event.target.value }));
+  byId("tensor").addEventListener("change", (event) => change({ tensor: event.target.value }));
+  byId("whole").addEventListener("click", () => change({ from: null, to: null, finding: null, at: null }));
+  byId("tensors-csv").addEventListener("click", () => saveTensors(run, tensors));
+  addEventListener("popstate", () => change({}));
+}
+
+setUp();
+await load();
+const refresh = throttle(load, REFRESH_MS);
+follow({ run, onrun: refresh, onresume: refresh });

@@ -1,0 +1,18 @@
+// The verdict over a run, and the state it is in: a word, a colour and an icon together, never colour alone.
+
+import { h } from "./dom.js";
+import { icon } from "./icons.js";
+
+export const WORDS = { healthy: "Healthy", warning: "Warning", failing: "Failing", "no data": "No data" };
+const STATUSES = { live: "Live", finished: "Finished", stalled: "Stalled", crashed: "Crashed" };
+const STATUS_HELP = {
+  live: "Records are arriving",
+  finished: "The training process has ended and said so",
+  stalled: "No record for a while, and no word that it ended",
+  crashed: "It stopped without saying that it ended",
+};
+
+export const badge = (word) => h("span", { class: "badge", "data-word": word }, icon(word), WORDS[word]);
+
+export const status = (name) =>
+  h("span", { class: "status", "data-status": name, title: STATUS_HELP[name] }, STATUSES[name] ?? name);
