@@ -1,0 +1,40 @@
+"""When to look closer: which observers a run of skipped attempts calls for.
+
+Attempts that were skipped with a non-finite loss are counted per stream, since in a GAN neighbouring attempts
+belong to different networks. Torch-free and without clock: a pure function of the attempts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEARCH_AT: Final = 2  # consecutive skips with a non-finite loss before the forward pass is searched
+SEARCH_AGAIN: Final = 64  # further ones before it is searched again
+
+
+class Escalation:
+    """Counts consecutive skips with a non-finite loss, and remembers what they call for until it is taken."""
+
+    def __init__(self) -> None:
+        self._streaks: dict[int, int] = {}
+        self._check = False
+        self._search = False
+
+    def add(self, stream: int, *, skipped: bool, loss_is_finite: bool) -> None:
+        """Add the next attempt of a stream."""
+        if not skipped or loss_is_finite:
+            self._streaks[stream] = 0
+            return
+        streak = self._streaks[stream] = self._streaks.get(stream, 0) + 1
+        self._check = self._check or streak & (streak - 1) == 0  # 1st, 2nd, 4th, 8th …
+        self._search = self._search or (streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0)
+
+    def take_check(self) -> bool:
+        """Whether parameters and buffers are to be checked for inf and NaN; asked once."""
+        wanted, self._check = self._check, False
+        return wanted
+
+    def take_search(self) -> bool:
+        """Whether the next forward pass is to be searched; asked once."""
+        wanted, self._search = self._search, False
+        return wanted

@@ -1,0 +1,150 @@
+"""One attempt: what the host knows of it, what its numbers say, and what follows from the two. Pure, torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .records import MISSING
+from .stats.layout import FLOAT16_MAX, SCALARS, WIDTH
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+NAMED: Final = 16  # tensors that an event lists
+AT: Final = {name: i for i, name in enumerate(SCALARS)}
+_COUNTS: Final = ("numel", "n_inf", "n_nan", "n_zero", "n_subnormal", "n_below")
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """One optimizer of an attempt: whose gradients the statistics are of, and how they are unscaled."""
+
+    optimizer: int
+    tensors: npt.NDArray[np.int64]
+    fused: bool  # its own kernel divides by the scale; otherwise torch multiplies by the reciprocal
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What only the host knows of an attempt. Its numbers are scale, scale_after, growth_tracker, loss, found_inf of
+    each optimizer of `found`, then the statistics of each of `unscaled`, tensors × WIDTH.
+    """
+
+    attempt: int
+    stream: int
+    scaler: int
+    time: float
+    order: list[str]
+    losses: int
+    has_loss: bool
+    stepped: list[int]
+    found: list[int]
+    unscaled: list[Unscaled]
+    manual: bool  # update() was given a new scale
+    micro_batches: int = -1
+    lr: float | None = None
+    logged: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers of an attempt, told apart."""
+
+    scale: float
+    scale_after: float
+    growth_tracker: int
+    loss: float
+    skipped: list[int]
+    ids: npt.NDArray[np.int64]
+    statistics: Numbers  # (tensors, WIDTH), a view of the ring's memory
+
+    @property
+    def n_nonfinite(self) -> Numbers:
+        """Inf and NaN elements of each tensor, as one number that is zero where all are finite."""
+        return self.statistics[:, AT["n_inf"]] + self.statistics[:, AT["n_nan"]]
+
+
+def bits(optimizers: Sequence[int]) -> int:
+    """Bit i for optimizer i. A column holds 63; beyond them optimizers are left out."""
+    return sum(1 << i for i in optimizers if i < 63)
+
+
+def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
+    head = 4 + len(attempt.found)
+    scale, scale_after, tracker, loss = numbers[:4].tolist()
+    ids = [unscaled.tensors for unscaled in attempt.unscaled]
+    return Outcome(
+        scale=scale,
+        scale_after=scale_after,
+        growth_tracker=int(tracker),
+        loss=loss if attempt.has_loss else MISSING,
+        skipped=[i for i, found in zip(attempt.found, numbers[4:head], strict=True) if found > 0],
+        ids=np.concatenate(ids) if ids else np.empty(0, np.int64),
+        statistics=numbers[head:].reshape(-1, WIDTH),
+    )
+
+
+def totals_of(outcome: Outcome, born_float16: set[int]) -> dict[str, Any]:
+    """Run-level totals over all tensors; norm and headroom are missing where an element is not finite."""
+    sums = outcome.statistics[:, : len(SCALARS)].sum(0)
+    max_abs = outcome.statistics[:, AT["max_abs"]]
+    totals: dict[str, Any] = {name: int(sums[AT[name]]) for name in _COUNTS}
+    totals["max_abs"] = float(max_abs.max(initial=0.0)) if len(max_abs) else MISSING
+    totals["norm"] = totals["headroom_log2"] = MISSING
+    if len(max_abs) and not (totals["n_inf"] or totals["n_nan"]):
+        if outcome.scale > 0:
+            totals["norm"] = float(np.sqrt(sums[AT["sum_sq"]])) / outcome.scale
+        born = [i for i, tensor in enumerate(outcome.ids.tolist()) if tensor in born_float16]
+        if born and (largest := float(max_abs[born].max())) > 0:
+            totals["headroom_log2"] = float(np.log2(FLOAT16_MAX / largest))
+    return totals
+
+
+def applied_nonfinite(attempt: Attempt, outcome: Outcome) -> bool:
+    """Whether unscaling made a finite gradient inf or NaN, in an optimizer that then stepped.
+
+    Exact without a second look at the gradients: torch multiplies by float32(1 / S), which is inf for
+    S <= 2^-128, and a product is finite for all elements if it is for the largest.
+    """
+    start = 0
+    for unscaled in attempt.unscaled:
+        rows = outcome.statistics[start : start + len(unscaled.tensors)]
+        start += len(unscaled.tensors)
+        applied = unscaled.optimizer in attempt.stepped and unscaled.optimizer not in outcome.skipped
+        if applied and len(rows) and not _unscales_finitely(rows, outcome.scale, unscaled.fused):
+            return True
+    return False
+
+
+def _unscales_finitely(rows: Numbers, scale: float, fused: bool) -> bool:
+    with np.errstate(all="ignore"):
+        largest = np.float32(rows[:, AT["max_abs"]].max())
+        if fused:
+            return bool(np.isfinite(largest / np.float32(scale)))
+        return bool(np.isfinite(largest * np.float32(1.0 / np.float64(scale))))
+
+
+def skip_data(outcome: Outcome, row: dict[str, Any]) -> dict[str, Any]:
+    nonfinite = outcome.ids[outcome.n_nonfinite > 0].tolist()
+    return {
+        "scale": outcome.scale,
+        "scale_after": outcome.scale_after,
+        "optimizers": outcome.skipped,
+        "loss": outcome.loss,
+        "n_inf": row["n_inf"],
+        "n_nan": row["n_nan"],
+        "tensors": nonfinite[:NAMED],
+        "count": len(nonfinite),
+    }
+
+
+def change_of(attempt: Attempt, outcome: Outcome) -> str | None:
+    if attempt.manual:
+        return "set"
+    if outcome.scale_after > outcome.scale:
+        return "growth"
+    return "backoff" if outcome.scale_after < outcome.scale else None

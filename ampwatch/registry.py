@@ -1,0 +1,220 @@
+"""Indices of scalers, optimizers, streams and tensors within one producer, and the events that introduce them.
+
+Nothing here keeps an optimizer or a parameter alive, and an index is never given twice.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .settings import Settings
+from .worker import Source
+
+_MOST_BITS = 63  # of an int64 column of flags
+
+
+class Sink(Protocol):
+    """What the training side needs of a `Recorder`; tests record into memory."""
+
+    settings: Settings
+    finished: bool
+    producer: str
+
+    def event(self, type: str, *, attempt: int = -1, step: int = -1, stream: int = -1, **data: Any) -> None:
+        """Record an event."""
+
+    def fault(self, where: str, error: Exception, count: int) -> None:
+        """Record a failure of ours."""
+
+    def describe(self, **data: Any) -> None:
+        """Add to the data of the `run` event."""
+
+    def next_attempt(self) -> int:
+        """Number of the attempt, over all scalers of the producer."""
+
+    def attach(self, source: Source) -> None:
+        """Harvest this source from now on."""
+
+    def take_logged(self) -> dict[str, float]:
+        """What the user has logged since the last call."""
+
+
+class Name(NamedTuple):
+    """What a model calls a parameter."""
+
+    name: str
+    module: str
+    module_type: str
+
+
+@dataclass
+class _Entry:
+    index: int
+    shape: tuple[int, ...] = ()  # what a change of is announced: groups, tensors
+    scaler: int = -1
+    tensors: set[int] = field(default_factory=set)
+
+
+class Registry:
+    """The indices that the scalers of one producer share.
+
+    Arguments:
+        event: records an event.
+    """
+
+    def __init__(self, event: Callable[..., None]) -> None:
+        self._event = event
+        self._scalers = 0
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Entry] = weakref.WeakKeyDictionary()
+        self._introduced = 0
+        self._streams: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._tensors: dict[int, int] = {}
+        self._watched: dict[int, weakref.ref[Tensor]] = {}
+        self._next_tensor = 0
+        self.coming_attempt = 0  # the number that the next update() will most likely get
+
+    def new_scaler(self) -> int:
+        """Index of a scaler that is used for the first time."""
+        self._scalers += 1
+        return self._scalers - 1
+
+    def optimizer(self, optimizer: Optimizer) -> int:
+        """Index of an optimizer; an `optimizers` event where it is new, or its groups or tensors have changed."""
+        entry = self._optimizers.get(optimizer)
+        if entry is None:
+            entry = self._optimizers[optimizer] = _Entry(self._introduced)
+            self._introduced += 1
+        shape = tuple(len(group["params"]) for group in optimizer.param_groups)
+        if shape != entry.shape:
+            entry.shape = shape
+            self._event("optimizers", optimizers=[_describe(optimizer, entry.index)])
+        return entry.index
+
+    def take_over(self, optimizer: Optimizer, scaler: int) -> int | None:
+        """Note that a scaler has the optimizer now; the scaler that had it before, if it was another one."""
+        entry = self._optimizers[optimizer]
+        before, entry.scaler = entry.scaler, scaler
+        return before if before not in (-1, scaler) else None
+
+    def stream(self, scaler: int, optimizers: Sequence[int]) -> int:
+        """Index of a scaler together with the optimizers of an attempt."""
+        return self._streams.setdefault((scaler, tuple(optimizers)), len(self._streams))
+
+    def tensor(self, parameter: Tensor) -> int:
+        """Index of a parameter, for as long as it lives."""
+        key = id(parameter)
+        index = self._tensors.get(key)
+        if index is None:
+            index = self._tensors[key] = self._next_tensor
+            self._next_tensor += 1
+            self._watched[key] = weakref.ref(parameter, lambda _: self._forget(key))
+        return index
+
+    def introduce(
+        self, optimizer: Optimizer, parameters: Iterable[Tensor], names: Mapping[int, Name]
+    ) -> list[int]:
+        """Indices of an optimizer's parameters; a `tensors` event for those not seen in it before."""
+        entry = self._optimizers[optimizer]
+        parameters = list(parameters)
+        indices = [self.tensor(parameter) for parameter in parameters]
+        if not entry.tensors.issuperset(indices):
+            places = _places(optimizer)
+            new = [
+                _describe_tensor(
+                    index, parameter, names.get(id(parameter)), entry.index, places[id(parameter)]
+                )
+                for index, parameter in zip(indices, parameters, strict=True)
+                if index not in entry.tensors
+            ]
+            entry.tensors.update(indices)
+            self._event("tensors", tensors=new)
+        return indices
+
+    def _forget(self, key: int) -> None:
+        """Another tensor may get the dead one's address: its index must be a new one."""
+        self._tensors.pop(key, None)
+        self._watched.pop(key, None)
+
+
+_registries: weakref.WeakKeyDictionary[Sink, tuple[str, Registry]] = weakref.WeakKeyDictionary()
+
+
+def registry_of(recorder: Sink) -> Registry:
+    """The registry that all scalers of a recorder share; a new one in a forked child, which is another producer."""
+    producer, registry = _registries.get(recorder, ("", None))
+    if registry is None or producer != recorder.producer:
+        registry = Registry(recorder.event)
+        _registries[recorder] = (recorder.producer, registry)
+    return registry
+
+
+def names_of(model: nn.Module | None) -> dict[int, Name]:
+    """What the model calls its parameters, by their identity."""
+    if model is None:
+        return {}
+    modules = dict(model.named_modules())
+    named = {}
+    for name, parameter in model.named_parameters():
+        module = name.rpartition(".")[0]
+        named[id(parameter)] = Name(name, module, type(modules[module]).__name__)
+    return named
+
+
+def bits(optimizers: Iterable[int]) -> int:
+    """Bit i for optimizer i; beyond the 63 that a column holds they are left out."""
+    return sum(1 << i for i in optimizers if i < _MOST_BITS)
+
+
+def first_lr(optimizer: Optimizer) -> float | None:
+    """Learning rate of the first group; None where it lies on a device, as reading it would wait for the device."""
+    return _real(optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+
+
+def _describe(optimizer: Optimizer, index: int) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "id": index,
+        "class": type(optimizer).__name__,
+        "fused": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
+        "lr": [_real(group.get("lr")) for group in optimizer.param_groups],
+        "eps": _real(optimizer.param_groups[0].get("eps")) if optimizer.param_groups else None,
+        "numel": sum(p.numel() for p in parameters),
+        "tensors": len(parameters),
+    }
+
+
+def _describe_tensor(
+    index: int, parameter: Tensor, name: Name | None, optimizer: int, place: int
+) -> dict[str, Any]:
+    name = name or Name(f"optimizer.{optimizer}.param.{place}", "", "")
+    return {
+        "id": index,
+        **name._asdict(),
+        "shape": list(parameter.shape),
+        "dtype": dtype_name(parameter.dtype),
+        "numel": parameter.numel(),
+        "optimizer": optimizer,
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` for torch.float16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _places(optimizer: Optimizer) -> dict[int, int]:
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return {id(parameter): place for place, parameter in enumerate(parameters)}
+
+
+def _real(value: Any) -> float | None:
+    if isinstance(value, Tensor):
+        return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
+    return None if value is None else float(value)
