@@ -122,7 +122,7 @@ EVENT_TYPES: Final = frozenset(
 )
 
 _PRODUCER = re.compile(r"[0-9a-f]{32}\Z")
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z")
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z")
 _LOGGED = re.compile(r"log\.[A-Za-z0-9_./ -]{1,64}\Z")
 _MAX_COLUMNS = 256
 
@@ -179,15 +179,19 @@ def missing(shape: int | tuple[int, ...]) -> npt.NDArray[np.float64]:
     return np.full(shape, _MISSING_BITS, dtype=np.uint64).view(np.float64)
 
 
-def pack_events(
-    events: Iterable[Event], *, producer: str, seq: int, run: str, rank: int
-) -> Batch:
+def pack_events(events: Iterable[Event], *, producer: str, seq: int, run: str, rank: int) -> Batch:
     """Encode events as a batch."""
     return _seal("events", msgspec.msgpack.encode(list(events)), producer, seq, run, rank)
 
 
 def pack_table(
-    kind: Literal["attempts", "tensors"], table: Mapping[str, npt.ArrayLike], *, producer: str, seq: int, run: str, rank: int
+    kind: Literal["attempts", "tensors"],
+    table: Mapping[str, npt.ArrayLike],
+    *,
+    producer: str,
+    seq: int,
+    run: str,
+    rank: int,
 ) -> Batch:
     """Encode a table as a batch: columns are cast to the dtypes of `COLUMNS`, unknown `log.*` columns to reals."""
     columns: dict[str, tuple[str, int, bytes]] = {}
@@ -228,7 +232,7 @@ def from_json(data: bytes) -> Batch:
         raise _invalid(error) from error
     key = {"producer": given.producer, "seq": given.seq, "run": given.run, "rank": given.rank}
     if given.kind == "events":
-        batch = pack_events(given.events, **key)  # type: ignore[arg-type]
+        batch = _pack_given_events(given.events, key)
     else:
         kind = given.kind
         table = {name: _from_list(kind, name, values) for name, values in given.columns.items()}
@@ -315,8 +319,10 @@ def _check_version(data: bytes, decode: Any) -> None:
 def _check_header(batch: Batch) -> None:
     if not _PRODUCER.match(batch.producer):
         raise InvalidBatch("producer", "it must be 32 lower-case hexadecimal digits")
-    if not _RUN.match(batch.run):
-        raise InvalidBatch("run", "it must be 1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit")
+    if not RUN_ID.match(batch.run):
+        raise InvalidBatch(
+            "run", "it must be 1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit"
+        )
     if not 0 <= batch.seq < 2**63:
         raise InvalidBatch("seq", f"got {batch.seq}, it counts from 0")
     if not 0 <= batch.rank < 2**31:
@@ -366,7 +372,9 @@ def _dtype_of(kind: Kind, name: str) -> str:
     dtype = COLUMNS[kind].get(name)
     if dtype is None:
         if kind != "attempts" or not _LOGGED.match(name):
-            raise InvalidBatch(f"columns.{name}", f"{kind} have no such column; what log() adds begins with 'log.'")
+            raise InvalidBatch(
+                f"columns.{name}", f"{kind} have no such column; what log() adds begins with 'log.'"
+            )
         return REAL
     return dtype
 
@@ -376,11 +384,20 @@ def _decode_events(body: bytes) -> list[Event]:
         events = _EVENTS_DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
         invalid = _invalid(error)
-        raise InvalidBatch(f"events{invalid.field}", invalid.reason) from error
+        raise InvalidBatch(f"events{invalid.field.removeprefix('body')}", invalid.reason) from error
     for i, event in enumerate(events):
         if event.type not in EVENT_TYPES:
-            raise InvalidBatch(f"events[{i}].type", f"got {event.type!r}, it must be one of {sorted(EVENT_TYPES)}")
+            raise InvalidBatch(
+                f"events[{i}].type", f"got {event.type!r}, it must be one of {sorted(EVENT_TYPES)}"
+            )
     return events
+
+
+def _pack_given_events(events: list[Event], key: dict[str, Any]) -> Batch:
+    try:
+        return pack_events(events, **key)
+    except OverflowError as error:
+        raise InvalidBatch("events", str(error)) from error
 
 
 def _from_list(kind: Kind, name: str, values: list[Any]) -> Array:
@@ -388,9 +405,13 @@ def _from_list(kind: Kind, name: str, values: list[Any]) -> Array:
     try:
         if dtype == REAL:
             values = [_JSON_REALS[v] if v is None or isinstance(v, str) else v for v in values]
+        elif values and np.array(values).dtype.kind not in "iub":
+            raise ValueError("whole numbers of 64 bits are wanted")
         array = np.array(values, dtype=dtype)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise InvalidBatch(f"columns.{name}", f"cannot be read as {dtype}: {json.dumps(str(error))}") from error
+        raise InvalidBatch(
+            f"columns.{name}", f"cannot be read as {dtype}: {json.dumps(str(error))}"
+        ) from error
     if array.shape[1:] != ((HIST_BINS,) if name == "hist" else ()):
         raise InvalidBatch(f"columns.{name}", f"got shape {array.shape}")
     return array

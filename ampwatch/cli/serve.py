@@ -1,0 +1,51 @@
+"""`ampwatch serve`: the server and its dashboard, on a folder of recorded runs or on a database."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import AmpwatchError, MissingExtra, RunNotFound
+
+
+def serve(
+    directory: Annotated[
+        Path | None, typer.Argument(help="Folder of recorded runs to show as they grow; it is not changed.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8642,
+    database: Annotated[
+        str | None, typer.Option(help="SQLAlchemy URL of the store; by default a SQLite file of the user's.")
+    ] = None,
+) -> None:
+    """Show runs in the browser and take the records of training jobs. Ctrl-C stops it."""
+    if directory is not None and not directory.is_dir():
+        raise RunNotFound(f"{directory}: there is no such folder")
+    try:
+        from ampwatch_server.serve import serve as run_server
+    except ModuleNotFoundError as error:
+        raise MissingExtra("ampwatch serve", "server") from error
+    try:
+        run_server(directory=directory, host=host, port=port, database=database, ready=_tell)
+    except OSError as error:
+        raise _cannot_listen(error, host, port) from error
+
+
+def _tell(link: str) -> None:
+    typer.echo(f"ampwatch: serving at {link}  (the link works once; Ctrl-C stops)")
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> Exception:
+    if error.errno == errno.EADDRINUSE:
+        return AmpwatchError(
+            f"port {port} of {host} is in use, perhaps by another ampwatch: "
+            f"choose another with --port {port + 1}, or any free one with --port 0"
+        )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+        return AmpwatchError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose with --host and --port"
+        )
+    return error

@@ -1,0 +1,119 @@
+"""What the job's own log is told: each fatal finding once, at once, and three lines at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .guard import Report, guard
+from .records import Batch, Table
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .diagnosis.engine import Diagnosis
+    from .diagnosis.findings import Finding
+
+
+class JobLog:
+    """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
+
+    Only rank 0 speaks; `settings.quiet` silences it. A diagnosis that fails is given up, and recording goes on.
+
+    Arguments:
+        settings, run, rank: as in `Recorder`.
+        listeners: called once with each fatal finding, on every rank, quiet or not.
+    """
+
+    def __init__(
+        self, settings: Settings, run: str, rank: int, listeners: Sequence[Callable[[Finding], object]] = ()
+    ) -> None:
+        self._settings, self._run = settings, run
+        self._speaks = rank == 0 and not settings.quiet
+        self._listeners = listeners
+        self._diagnosis: Diagnosis | None = None
+        self._failed = False
+        self._told: set[str] = set()
+        self._first_scale: float | None = None
+        self._last_scale = 0.0
+        self.counts = {"attempts": 0, "taken": 0, "skipped": 0}
+
+    def count(self, table: Table | None) -> None:
+        """Count the attempts of a table, the taken and the skipped ones; note the first and the last scale."""
+        if not table or not len(table["attempt"]):
+            return
+        rows = len(table["attempt"])
+        nothing = np.zeros(rows, dtype=np.int64)
+        skipped = np.asarray(table.get("found_inf", nothing)) != 0
+        taken = np.asarray(table.get("stepped", nothing)) & ~np.asarray(table.get("skipped", nothing)) != 0
+        self.counts["attempts"] += rows
+        self.counts["taken"] += int(taken.sum())
+        self.counts["skipped"] += int(skipped.sum())
+        if self._first_scale is None:
+            self._first_scale = float(table["scale"][0])
+        self._last_scale = float(table.get("scale_after", table["scale"])[-1])
+
+    def add(self, batches: Sequence[Batch], report: Report, *, say: bool) -> None:
+        """Diagnose the batches too; tell of fatal findings that are new, in the log only if `say`."""
+        if self._failed:
+            return
+        self._failed = True  # until it is known that it went well
+        with guard("recorder.diagnosis", report):
+            for finding in self._fatal(batches):
+                if say and self._speaks:
+                    _say(f"fatal: {finding.headline}")
+                for listener in self._listeners:
+                    with guard("recorder.on_finding", report):
+                        listener(finding)
+            self._failed = False
+
+    def say_verdict(self) -> None:
+        """Three lines: the verdict; what to do, or the counts; where the run can be seen."""
+        if self._speaks and self.counts["attempts"]:
+            _say(*self._lines())
+
+    def _fatal(self, batches: Sequence[Batch]) -> list[Finding]:
+        if self._diagnosis is None:
+            from .diagnosis.engine import Diagnosis
+
+            self._diagnosis = Diagnosis()
+        for batch in batches:
+            self._diagnosis.add(batch)
+        new = [f for f in self._diagnosis.findings() if f.severity == "fatal" and f.key not in self._told]
+        self._told |= {finding.key for finding in new}
+        return new
+
+    def _lines(self) -> tuple[str, str, str]:
+        if self._diagnosis is None or self._failed:
+            return "recorded; the diagnosis itself failed", self._summary(), self._where()
+        verdict = self._diagnosis.verdict()
+        return (
+            f"{verdict.word}: {verdict.sentence}",
+            self._advice(verdict.kind) or self._summary(),
+            self._where(),
+        )
+
+    def _advice(self, kind: str | None) -> str:
+        assert self._diagnosis is not None
+        for finding in self._diagnosis.findings():
+            if finding.kind == kind and finding.severity != "info":
+                texts = [advice.text for advice in finding.advice] or [fact.text for fact in finding.evidence]
+                return texts[0] if texts else ""
+        return ""
+
+    def _summary(self) -> str:
+        counts = "{attempts:,} attempts, {taken:,} taken, {skipped:,} skipped".format(**self.counts)
+        return f"{counts}, scale {self._first_scale:g} → {self._last_scale:g}"
+
+    def _where(self) -> str:
+        if self._settings.server:
+            return f"see {self._settings.server.rstrip('/')}/runs/{self._run}"
+        return f"see it with: ampwatch serve {self._settings.dir}"
+
+
+def _say(*lines: str) -> None:
+    """Lines on stderr, written at once so that other ranks' output does not come between them."""
+    sys.stderr.write("".join(f"ampwatch: {line}\n" for line in lines))
+    sys.stderr.flush()

@@ -1,0 +1,258 @@
+"""The recorder's thread: harvests, packs, spools, sends, diagnoses, and says the verdict at the end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from . import records, spool
+from .errors import SpoolError
+from .guard import failures, guard
+from .joblog import JobLog
+from .records import Batch, Event, Table
+from .settings import Settings
+from .spool import Dropped, SpoolWriter
+from .transport import Transport
+
+if TYPE_CHECKING:
+    import httpx
+
+    from .diagnosis.findings import Finding
+
+BATCH_BYTES: Final = 4 << 20
+HEARTBEAT_S: Final = 10.0
+FINISH_S: Final = 15.0
+SEND_AT_FINISH_S: Final = 5.0
+MAX_PENDING_EVENTS: Final = 1 << 16
+_log = logging.getLogger("ampwatch")
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """Rows and events that a source has completed since the harvest before."""
+
+    attempts: Table | None = None
+    tensors: Table | None = None
+    events: list[Event] = field(default_factory=list)
+
+
+class Source(Protocol):
+    """What the recorder harvests. Called on the recorder's thread: reads plain memory, calls no torch."""
+
+    def harvest(self, final: bool) -> Harvest:
+        """The complete rows and events; `final` where nothing follows."""
+
+
+class Worker:
+    """One producer's queue and the daemon thread that empties it, at least every `settings.flush_s`.
+
+    Every batch goes to the spool first, then to the server (if one is set), then to the diagnosis. None of the
+    three can stop another. Without a spool (an unwritable folder, a full disk: one warning) the rest goes on.
+
+    Arguments:
+        settings, run, producer, rank: as in `Recorder`.
+        sources: harvested in this order; the list may grow.
+        describe: gives the data of the `run` event, called on the thread.
+        listeners: called with each fatal finding.
+        inherited: rows that lie in the sources at the start are another process's, and are passed over.
+        clock: Unix time in seconds.
+        http: transport of httpx in place of the network, for tests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        run: str,
+        producer: str,
+        rank: int,
+        sources: Sequence[Source],
+        describe: Callable[[], dict[str, Any]],
+        listeners: Sequence[Callable[[Finding], object]] = (),
+        inherited: bool = False,
+        clock: Callable[[], float] = time.time,
+        http: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._settings, self._sources, self._describe = settings, sources, describe
+        self._inherited, self._clock = inherited, clock
+        self._run, self._producer, self._rank = run, producer, rank
+        self._events: deque[Event] = deque()
+        self._refused_events = 0
+        self._seq = itertools.count()
+        self._last_batch = clock()
+        self._stop = threading.Event()
+        self._reason = ""
+        self._spool: SpoolWriter | None = None
+        self._transport = self._make_transport(http)
+        self._joblog = JobLog(settings, run, rank, listeners)
+        self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._started_at = self._clock()
+        self._thread.start()
+
+    def put(
+        self, type: str, *, attempt: int = -1, step: int = -1, stream: int = -1, data: dict[str, Any]
+    ) -> None:
+        """Queue an event. Any thread, never blocks; beyond `MAX_PENDING_EVENTS` it is counted and dropped.
+
+        Errors: TypeError where `data` holds what a record cannot.
+        """
+        if len(self._events) >= MAX_PENDING_EVENTS:
+            self._refused_events += 1
+            return
+        kept = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(data)
+        )  # its lists may change until the next flush
+        self._events.append(Event(type, self._clock(), attempt, step, stream, data=kept))
+
+    def finish(self, reason: str) -> None:
+        """Flush, close and say the verdict, on the thread; wait for it up to `FINISH_S`."""
+        self._reason = reason
+        self._stop.set()
+        if threading.current_thread() is self._thread:  # a listener has called finish()
+            return
+        self._thread.join(FINISH_S)
+        if self._thread.is_alive():
+            _log.warning("run %s: the last records were not written within %g s", self._run, FINISH_S)
+
+    def _loop(self) -> None:
+        with guard("recorder.open"):
+            self._open()
+        while not self._stop.wait(self._settings.flush_s):
+            self._flush()
+        self._flush(final=True)
+        with guard("recorder.close"):
+            self._close()
+
+    def _open(self) -> None:
+        if self._inherited:
+            self._harvest(final=False)
+        self._events.appendleft(Event("run", self._started_at, data=self._describe()))
+        try:
+            self._spool = SpoolWriter(
+                self._settings.dir, self._run, self._producer, max_bytes=self._settings.spool_max_bytes
+            )
+        except SpoolError as error:
+            _log.warning("%s. Training goes on; %s", error, self._without_spool())
+
+    def _flush(self, final: bool = False) -> None:
+        with guard("recorder.flush", self._fault):
+            harvests = self._harvest(final)
+            events = [*self._queued(), *(event for harvest in harvests for event in harvest.events)]
+            if final:
+                events.append(Event("finish", self._clock(), data=self._end()))
+            batches = list(self._pack(events, harvests)) or self._heartbeat()
+            if batches:
+                self._last_batch = self._clock()
+                self._deliver(batches)
+                self._joblog.add(batches, self._fault, say=not final)
+
+    def _harvest(self, final: bool) -> list[Harvest]:
+        harvests = []
+        for source in self._sources:
+            with guard("recorder.harvest", self._fault):
+                harvests.append(source.harvest(final))
+                self._joblog.count(harvests[-1].attempts)
+        return harvests
+
+    def _pack(self, events: list[Event], harvests: list[Harvest]) -> Iterator[Batch]:
+        if events:
+            yield self._pack_events(events)
+        for harvest in harvests:
+            yield from self._pack_table("attempts", harvest.attempts)
+        for harvest in harvests:
+            yield from self._pack_table("tensors", harvest.tensors)
+
+    def _heartbeat(self) -> list[Batch]:
+        if self._clock() - self._last_batch < HEARTBEAT_S:
+            return []
+        return [self._pack_events([Event("heartbeat", self._clock())])]
+
+    def _queued(self) -> Iterator[Event]:
+        while self._events:
+            yield self._events.popleft()
+        if self._refused_events:
+            count, self._refused_events = self._refused_events, 0
+            lost = {"kind": "events", "first_seq": -1, "last_seq": -1, "reason": "queue full", "count": count}
+            yield Event("dropped", self._clock(), data=lost)
+
+    def _end(self) -> dict[str, Any]:
+        return {"reason": self._reason, **self._joblog.counts, "faults": sum(failures.values())}
+
+    def _pack_events(self, events: list[Event]) -> Batch:
+        return records.pack_events(events, **self._key())
+
+    def _pack_table(self, kind: Literal["attempts", "tensors"], table: Table | None) -> Iterator[Batch]:
+        for part in _parts(table or {}):
+            yield records.pack_table(kind, part, **self._key())
+
+    def _key(self) -> dict[str, Any]:
+        return {"producer": self._producer, "seq": next(self._seq), "run": self._run, "rank": self._rank}
+
+    def _deliver(self, batches: list[Batch]) -> None:
+        spooled = self._write(batches)
+        if self._transport is None:
+            return
+        refused = [batch for batch in batches if not self._transport.submit(batch)]
+        if not spooled:
+            self._drop(Dropped(b.kind, b.seq, b.seq, "queue full and no spool") for b in refused)
+
+    def _write(self, batches: list[Batch]) -> bool:
+        if self._spool is None:
+            return False
+        try:
+            self._drop(self._spool.write(batches))
+        except OSError as error:
+            self._spool = None
+            where = self._settings.dir
+            _log.warning("%s: %s. Training goes on; %s", where, error.strerror, self._without_spool())
+            return False
+        return True
+
+    def _drop(self, dropped: Iterable[Dropped]) -> None:
+        for each in dropped:
+            self.put("dropped", data=each._asdict())
+
+    def _fault(self, where: str, error: Exception, count: int) -> None:
+        self.put("fault", data={"where": where, "error": repr(error), "count": count})
+
+    def _close(self) -> None:
+        if self._events:  # what the last flush itself had to say
+            self._deliver([self._pack_events(list(self._queued()))])
+        if self._spool is not None:
+            self._spool.close()
+        if self._transport is not None:
+            self._transport.close(SEND_AT_FINISH_S)
+        self._joblog.say_verdict()
+
+    def _make_transport(self, http: httpx.BaseTransport | None) -> Transport | None:
+        settings = self._settings
+        if not settings.server:
+            return None
+        mine = settings.dir / self._run / self._producer
+        return Transport(settings.server, settings.token, reread=lambda: spool.read(mine), http=http)
+
+    def _without_spool(self) -> str:
+        return "records go to the server only" if self._transport else "nothing more is kept on disk"
+
+
+def _parts(table: Table) -> Iterator[Table]:
+    """The table cut into runs of rows of at most `BATCH_BYTES`."""
+    rows = len(table["attempt"]) if table else 0
+    if not rows:
+        return
+    row_bytes = sum(np.asarray(column).nbytes for column in table.values()) // rows
+    step = max(1, BATCH_BYTES // max(1, row_bytes))
+    for start in range(0, rows, step):
+        yield {name: column[start : start + step] for name, column in table.items()}
