@@ -1,0 +1,1 @@
+"""The statistics pass over gradients: the layout of its numbers (torch-free), its definition, and the choice."""
