@@ -123,6 +123,7 @@ EVENT_TYPES: Final = frozenset(
 
 _PRODUCER = re.compile(r"[0-9a-f]{32}\Z")
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z")
+RUN_ID_RULE: Final = "1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit"
 _LOGGED = re.compile(r"log\.[A-Za-z0-9_./ -]{1,64}\Z")
 _MAX_COLUMNS = 256
 
@@ -320,9 +321,7 @@ def _check_header(batch: Batch) -> None:
     if not _PRODUCER.match(batch.producer):
         raise InvalidBatch("producer", "it must be 32 lower-case hexadecimal digits")
     if not RUN_ID.match(batch.run):
-        raise InvalidBatch(
-            "run", "it must be 1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit"
-        )
+        raise InvalidBatch("run", f"it must be {RUN_ID_RULE}")
     if not 0 <= batch.seq < 2**63:
         raise InvalidBatch("seq", f"got {batch.seq}, it counts from 0")
     if not 0 <= batch.rank < 2**31:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import SettingsError
+from .records import RUN_ID, RUN_ID_RULE
 
 PREFIX = "AMPWATCH_"
 
@@ -56,7 +57,7 @@ class Settings:
     tensor_every: int = field(default=25, metadata=_env("TENSOR_EVERY", int))
     flush_s: float = field(default=1.0, metadata=_env("FLUSH_S", float))
     spool_max_bytes: int = field(default=2 << 30, metadata=_env("SPOOL_MAX_BYTES", int))
-    statistics: str = field(default="auto", metadata=_env("STATISTICS"))
+    statistics: str = field(default="auto", metadata=_env("STATS"))
     enabled: bool = field(default=True, metadata=_env("DISABLED", _not_flag))
     quiet: bool = field(default=False, metadata=_env("QUIET", _flag))
 
@@ -66,6 +67,8 @@ class Settings:
         for name in ("tensor_every", "flush_s", "spool_max_bytes"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name}: got {getattr(self, name)!r}, it must be above 0")
+        if self.run is not None and not RUN_ID.match(self.run):
+            raise SettingsError(f"run: got {self.run!r}, it must be {RUN_ID_RULE}")
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:

@@ -1,0 +1,215 @@
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampwatch import records, spool
+from ampwatch.errors import InvalidBatch, RunNotFound, SpoolError
+from ampwatch.spool import Dropped, SpoolWriter, Tail
+
+from .spooled import OTHER, PRODUCER, attempts, events, tensors
+
+
+def writer(directory, run="r", producer=PRODUCER, max_bytes=1 << 30, **how):
+    return SpoolWriter(directory, run, producer, max_bytes=max_bytes, **how)
+
+
+def framed_bytes(batch):
+    return 8 + len(records.to_bytes(batch))
+
+
+def names(directory):
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.awb"))
+
+
+def test_what_is_written_is_read_back_in_order_of_recording(tmp_path):
+    batches = [events(0), attempts(1), tensors(2), events(3), attempts(4)]
+    assert writer(tmp_path).write(batches) == []
+    assert list(spool.read(tmp_path)) == batches
+
+
+def test_one_file_a_kind_that_only_the_owner_may_read(tmp_path):
+    writer(tmp_path).write([events(0), attempts(1), tensors(2)])
+    folder = f"r/{PRODUCER}"
+    assert names(tmp_path) == [f"{folder}/{kind}-000000.awb" for kind in ("attempts", "events", "tensors")]
+    assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*.awb")} == {0o600}
+
+
+def test_a_flush_is_one_write_for_each_file(tmp_path, monkeypatch):
+    written, write = [], os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: written.append(len(data)) or write(fd, data))
+    batches = [attempts(0), attempts(1), events(2)]
+    writer(tmp_path).write(batches)
+    assert written == [framed_bytes(batches[2]), framed_bytes(batches[0]) + framed_bytes(batches[1])]
+
+
+def test_a_segment_is_closed_when_it_is_full(tmp_path):
+    size = framed_bytes(attempts(0))
+    spooled = writer(tmp_path, segment_bytes=2 * size)
+    for seq in range(5):
+        spooled.write([attempts(seq)])
+    assert names(tmp_path) == [f"r/{PRODUCER}/attempts-{i:06d}.awb" for i in range(3)]
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_a_producer_and_a_folder_of_runs_can_be_read(tmp_path):
+    writer(tmp_path).write([events(0)])
+    writer(tmp_path, producer=OTHER).write([events(0, producer=OTHER)])
+    writer(tmp_path, run="s").write([events(0, run="s")])
+    read = [[(b.run, b.producer) for b in spool.read(tmp_path / path)] for path in ("", "r", f"r/{OTHER}")]
+    assert read == [
+        [("r", PRODUCER), ("r", OTHER), ("s", PRODUCER)],
+        [("r", PRODUCER), ("r", OTHER)],
+        [("r", OTHER)],
+    ]
+
+
+def test_the_folders_of_runs_from_the_oldest_on(tmp_path):
+    for time, run in enumerate(("c", "a", "b")):
+        spooled = writer(tmp_path, run=run)
+        spooled.write([events(0, run=run)])
+        os.utime(spooled.path, (time, time))
+    assert list(spool.run_directories(tmp_path).items()) == [(run, tmp_path / run) for run in "cab"]
+    assert spool.run_directories(tmp_path / "a") == {"a": tmp_path / "a"}
+    assert spool.run_directories(tmp_path / "a" / PRODUCER) == {"a": tmp_path / "a" / PRODUCER}
+
+
+def test_a_run_named_like_a_producer_is_still_a_run(tmp_path):
+    writer(tmp_path, run=OTHER).write([events(0, run=OTHER)])
+    assert spool.run_directories(tmp_path / OTHER) == {OTHER: tmp_path / OTHER}
+
+
+@pytest.mark.parametrize("path", ["", "nowhere"])
+def test_a_folder_without_runs_is_said_to_be_one(tmp_path, path):
+    with pytest.raises(RunNotFound, match="no run has been recorded there"):
+        list(spool.read(tmp_path / path))
+    with pytest.raises(RunNotFound):
+        spool.run_directories(tmp_path / path)
+
+
+def test_a_tail_yields_each_batch_once_and_goes_on_from_its_cursor(tmp_path):
+    spooled, tail = writer(tmp_path), Tail(tmp_path)
+    assert list(tail.read()) == []
+    spooled.write([events(0), attempts(1)])
+    assert [batch.seq for batch in tail.read()] == [0, 1]
+    spooled.write([attempts(2)])
+    resumed = Tail(tmp_path, tail.cursor)
+    assert [[batch.seq for batch in each.read()] for each in (tail, resumed, tail)] == [[2], [2], []]
+    assert tail.cursor == {path: (tmp_path / path).stat().st_size for path in names(tmp_path)}
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 7, 8, 9, 60])
+def test_a_record_that_is_cut_short_is_not_there_yet(tmp_path, cut_bytes):
+    writer(tmp_path).write([attempts(0), attempts(1)])
+    (path,) = tmp_path.rglob("*.awb")
+    whole = path.read_bytes()
+    first_bytes = framed_bytes(attempts(0))
+    path.write_bytes(whole[: first_bytes + cut_bytes])
+    tail = Tail(tmp_path)
+    assert [batch.seq for batch in tail.read()] == [0]
+    path.write_bytes(whole)
+    assert [batch.seq for batch in tail.read()] == [1]
+
+
+@pytest.mark.parametrize("tail", [bytes(64), b"\xff" * 64])
+def test_a_tail_of_rubbish_is_not_there_yet(tmp_path, tail):
+    writer(tmp_path).write([events(0)])
+    (path,) = tmp_path.rglob("*.awb")
+    path.write_bytes(path.read_bytes() + tail)
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0]
+
+
+def test_a_record_that_cannot_be_read_is_raised_once(tmp_path):
+    spooled, tail = writer(tmp_path), Tail(tmp_path)
+    newer = records.Batch(99, PRODUCER, 0, "r", 0, "events", "", b"")
+    spooled.write([newer, events(1)])
+    with pytest.raises(InvalidBatch, match="version: got 99"):
+        list(tail.read())
+    assert [batch.seq for batch in tail.read()] == [1]
+
+
+def test_reading_changes_nothing(tmp_path):
+    writer(tmp_path).write([events(0), attempts(1)])
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*.awb")}
+    list(spool.read(tmp_path))
+    list(Tail(tmp_path).read())
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*.awb")} == before
+
+
+def test_over_the_bound_the_oldest_tensors_go_first(tmp_path):
+    size = framed_bytes(tensors(0))
+    spooled = writer(tmp_path, max_bytes=3 * size + 10, segment_bytes=size)
+    for seq in range(3):
+        spooled.write([tensors(seq)])
+    assert spooled.write([events(3)]) == [Dropped("tensors", 0, 0, "spool_max_bytes")]
+    assert [batch.seq for batch in spool.read(tmp_path)] == [1, 2, 3]
+
+
+def test_then_the_oldest_attempts_and_then_new_ones_but_never_events(tmp_path):
+    size = framed_bytes(attempts(0))
+    spooled = writer(tmp_path, max_bytes=2 * size, segment_bytes=size)
+    assert [spooled.write([attempts(seq)]) for seq in range(2)] == [[], []]
+    assert spooled.write([attempts(2)]) == [Dropped("attempts", 0, 0, "spool_max_bytes")]
+    tight = writer(tmp_path, run="s", max_bytes=1)
+    assert tight.write([tensors(0, run="s"), events(1, run="s")]) == [
+        Dropped("tensors", 0, 0, "spool_max_bytes")
+    ]
+    assert [(batch.run, batch.seq) for batch in spool.read(tmp_path)] == [("r", 1), ("r", 2), ("s", 1)]
+
+
+def test_other_runs_count_towards_the_bound_and_are_left_alone(tmp_path):
+    writer(tmp_path).write([tensors(0)])
+    spooled = writer(tmp_path, run="s", max_bytes=framed_bytes(tensors(0)))
+    assert spooled.write([attempts(0, run="s")]) == [Dropped("attempts", 0, 0, "spool_max_bytes")]
+    assert [batch.run for batch in spool.read(tmp_path)] == ["r"]
+
+
+def test_a_full_disk_leaves_nothing_torn(tmp_path, monkeypatch):
+    spooled, write = writer(tmp_path), os.write
+
+    def full(fd, data):
+        write(fd, data[:20])
+        raise OSError(28, "No space left on device")
+
+    spooled.write([attempts(0)])
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        spooled.write([attempts(1)])
+    monkeypatch.setattr(os, "write", write)
+    spooled.write([attempts(2)])
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0, 2]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SpoolError, match=r"file/runs cannot be written: Not a directory"):
+        writer(tmp_path / "file" / "runs")
+
+
+def test_what_a_flush_wrote_outlives_a_killed_process(tmp_path):
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from ampwatch import records; from ampwatch.spool import SpoolWriter\n"
+        f"spool = SpoolWriter(Path(sys.argv[1]), 'r', {PRODUCER!r}, max_bytes=1 << 30)\n"
+        f"spool.write([records.pack_events([], producer={PRODUCER!r}, seq=0, run='r', rank=0)])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)]).returncode == -9
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.data())
+def test_no_damage_makes_the_reader_raise_anything_else(tmp_path, data):
+    path = tmp_path / "r" / PRODUCER / "events-000000.awb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = bytearray(b"".join(map(spool._frame, [events(0), events(1)])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    assert [batch.seq for batch in spool.read(tmp_path)] in ([], [0], [0, 1])

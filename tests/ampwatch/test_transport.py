@@ -1,0 +1,203 @@
+import gzip
+import threading
+
+import httpx
+import pytest
+
+from ampwatch import records
+from ampwatch.transport import Transport, is_loopback, why_not
+
+from .spooled import attempts, events
+
+SERVER = "http://127.0.0.1:8642"
+
+
+class Server:
+    """A server in memory that gives its answers in turn, the last one for good; an exception is raised."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers) or [stored()]
+        self.requests = []
+        self.asked = threading.Semaphore(0)
+
+    def __call__(self, request):
+        self.requests.append(request)
+        self.asked.release()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(*answer[:1], json=answer[1], headers=answer[2] if len(answer) > 2 else {})
+
+    @property
+    def seqs(self):
+        return [records.from_bytes(gzip.decompress(r.content)).seq for r in self.requests]
+
+
+def stored(next_batch_s=0.0):
+    return (200, {"stored": True, "next_batch_s": next_batch_s})
+
+
+def transport(server, **how):
+    return Transport(SERVER, "secret", http=httpx.MockTransport(server), first_retry_s=0.001, **how)
+
+
+def test_a_batch_is_posted_as_it_stands_in_the_spool():
+    server = Server()
+    client = transport(server)
+    assert client.submit(events(0))
+    assert client.close(5)
+    (request,) = server.requests
+    assert (request.method, str(request.url)) == ("POST", f"{SERVER}/v1/batches")
+    assert request.headers["Content-Type"] == "application/vnd.ampwatch.batch"
+    assert request.headers["Authorization"] == "Bearer secret"
+    assert gzip.decompress(request.content) == records.to_bytes(events(0))
+
+
+def test_batches_are_sent_in_order():
+    server = Server()
+    client = transport(server)
+    for seq in range(5):
+        client.submit(attempts(seq))
+    assert client.close(5)
+    assert (server.seqs, client.delivered) == ([0, 1, 2, 3, 4], 5)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), (408, {}), (429, {}), (500, {}), (503, {})],
+)
+def test_what_may_pass_is_tried_again(passing):
+    server = Server(passing, passing, stored())
+    client = transport(server)
+    client.submit(events(7))
+    assert client.close(5)
+    assert (server.seqs, client.delivered, client.rejected) == ([7, 7, 7], 1, 0)
+
+
+def test_a_server_that_cannot_be_reached_gives_one_warning(caplog):
+    client = transport(Server(httpx.ConnectError("refused"), httpx.ConnectError("refused"), stored()))
+    client.submit(events(0))
+    assert client.close(5)
+    assert caplog.messages == [
+        f"{SERVER} cannot be reached (refused); trying again until it can. Training goes on."
+    ]
+
+
+def test_retry_after_is_waited_for():
+    server = Server((503, {}, {"Retry-After": "3600"}), stored())
+    client = transport(server)
+    client.submit(events(0))
+    assert server.asked.acquire(timeout=5)
+    assert not server.asked.acquire(timeout=0.1)
+    assert client.close(5)  # a client that is closing asks once more at once
+    assert server.seqs == [0, 0]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_wrong_token_gives_one_warning_and_keeps_the_batch(status, caplog):
+    server = Server((status, {}), (status, {}), stored())
+    client = transport(server)
+    client.submit(events(0))
+    assert client.close(5)
+    assert (server.seqs, client.delivered) == ([0, 0, 0], 1)
+    (message,) = caplog.messages
+    assert f"does not accept the token ({status}): set AMPWATCH_TOKEN" in message
+
+
+def test_without_a_token_the_warning_says_where_to_get_one(caplog):
+    client = Transport(
+        SERVER, None, http=httpx.MockTransport(Server((401, {}), stored())), first_retry_s=0.001
+    )
+    client.submit(events(0))
+    assert client.close(5)
+    assert "wants a token: set AMPWATCH_TOKEN to one that `ampwatch token create` made" in caplog.text
+
+
+@pytest.mark.parametrize("status", [302, 400, 409, 413, 415, 422])
+def test_what_is_refused_for_good_is_counted_and_passed_over(status, caplog):
+    server = Server((status, {"detail": "why"}), (status, {"detail": "why"}), stored())
+    client = transport(server)
+    for seq in range(3):
+        client.submit(events(seq))
+    assert client.close(5)
+    assert (server.seqs, client.rejected, client.delivered) == ([0, 1, 2], 2, 1)
+    (message,) = caplog.messages
+    assert f'refused a batch with status {status}: {{"detail":"why"}}' in message
+
+
+def test_the_next_burst_waits_as_long_as_the_server_asks():
+    server = Server(stored(next_batch_s=60.0))
+    client = transport(server)
+    client.submit(events(0))
+    assert server.asked.acquire(timeout=5)
+    client.submit(events(1))
+    assert not server.asked.acquire(timeout=0.1)
+    assert client.close(5)
+    assert server.seqs == [0, 1]
+
+
+def test_what_does_not_fit_is_read_again_from_the_spool():
+    server = Server()
+    batches = [attempts(seq) for seq in range(4)]
+    client = transport(server, reread=lambda: batches, queue_bytes=len(batches[0].body))
+    kept = [client.submit(batch) for batch in batches]
+    assert client.close(5)
+    assert kept[0] is True
+    assert sorted(server.seqs) == [0, 1, 2, 3]
+
+
+def test_what_the_spool_has_lost_is_not_waited_for():
+    client = transport(Server(), queue_bytes=0)
+    assert not client.submit(attempts(0))
+    assert client.close(5)
+
+
+def test_close_is_bounded_in_time():
+    client = transport(Server(httpx.ConnectError("refused")))
+    client.submit(events(0))
+    assert not client.close(0.05)
+
+
+def test_an_answer_that_cannot_be_read_is_a_delivery():
+    client = transport(Server((200, ["?"])))
+    client.submit(events(0))
+    assert client.close(5)
+    assert client.delivered == 1
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        ("http://127.0.0.1:1", ""),
+        ("http://[::1]:1", ""),
+        ("http://localhost", ""),
+        ("https://ampwatch.example.org/base", ""),
+        ("http://ampwatch.example.org", "is another machine and not https"),
+        ("http://10.0.0.1", "is another machine and not https"),
+        ("ampwatch.example.org", "is not an address such as"),
+        ("ftp://ampwatch.example.org", "is not an address such as"),
+        ("http://[", "is not an address such as"),
+    ],
+)
+def test_where_a_token_may_be_sent(server, reason):
+    assert reason in why_not(server)
+    assert bool(why_not(server)) == bool(reason)
+
+
+def test_nothing_is_sent_in_the_clear_to_another_machine(caplog):
+    server = Server()
+    client = Transport("http://10.0.0.1", "secret", http=httpx.MockTransport(server))
+    assert not client.submit(events(0))
+    assert client.close(5)
+    assert server.requests == []
+    assert "whoever listens could read the token. Training goes on, nothing is sent." in caplog.text
+
+
+def test_loopback():
+    assert [is_loopback(host) for host in ("localhost", "127.8.8.8", "::1", "10.0.0.1", "a.example")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
