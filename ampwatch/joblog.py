@@ -109,7 +109,7 @@ class JobLog:
 
     def _where(self) -> str:
         if self._settings.server:
-            return f"see {self._settings.server.rstrip('/')}/runs/{self._run}"
+            return f"see {self._settings.server.rstrip('/')}/run/{self._run}"
         return f"see it with: ampwatch serve {self._settings.dir}"
 
 

@@ -232,8 +232,9 @@ class Worker:
             self._deliver([self._pack_events(list(self._queued()))])
         if self._spool is not None:
             self._spool.close()
-        if self._transport is not None:
-            self._transport.close(SEND_AT_FINISH_S)
+        if self._transport is not None and not self._transport.close(SEND_AT_FINISH_S):
+            kept = f"they are kept in {self._settings.dir}" if self._spool else "they are lost"
+            _log.warning("the server did not take the last records within %g s; %s", SEND_AT_FINISH_S, kept)
         self._joblog.say_verdict()
 
     def _make_transport(self, http: httpx.BaseTransport | None) -> Transport | None:
