@@ -1,0 +1,65 @@
+"""What a rule is given: the facts of one stream of one producer, and a way to write a finding about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .described import Described
+from .facts import Moment, Stream
+from .findings import Advice, Evidence, Finding, Severity, State
+from .samples import Sample
+
+
+@dataclass(frozen=True)
+class Case:
+    """The facts of a stream.
+
+    Arguments:
+        samples: tensor statistics of sampled attempts of this stream, in order.
+        step_of: the user's step at an attempt of the producer.
+    """
+
+    rank: int
+    producer: str
+    index: int
+    stream: Stream
+    described: Described
+    samples: Sequence[Sample]
+    step_of: Callable[[int], int]
+
+    def finding(
+        self,
+        kind: str,
+        severity: Severity,
+        headline: str,
+        *,
+        first: Moment,
+        last: Moment | None = None,
+        evidence: Sequence[Evidence] = (),
+        advice: Sequence[Advice] = (),
+        confidence: float = 0.95,
+        state: State = "open",
+        module: str = "",
+        tensor: str = "",
+    ) -> Finding:
+        """A finding about this stream; without `last` it lasts to the newest attempt."""
+        last = last or self.stream.last
+        return Finding(
+            kind=kind,
+            severity=severity,
+            headline=headline,
+            first_attempt=first.attempt,
+            last_attempt=last.attempt,
+            first_step=first.step,
+            last_step=last.step,
+            evidence=list(evidence),
+            advice=list(advice),
+            confidence=confidence,
+            state=state,
+            rank=self.rank,
+            producer=self.producer,
+            stream=self.index,
+            module=module,
+            tensor=tensor,
+        )

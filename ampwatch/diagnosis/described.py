@@ -1,0 +1,148 @@
+"""What the events of one producer say about it: scalers, streams, tensors, and what observers saw.
+
+Every field is merged so that the order in which events arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ampwatch.records import Event
+
+from .facts import DEFAULT_INTERVAL
+
+_KEPT: Final = 64
+
+
+@dataclass(slots=True)
+class Kept:
+    """The first 64 and the last 64 events of a type, by attempt and time."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Keep an event, and let one from the middle go where there are too many."""
+        self.events.append(event)
+        self.events.sort(key=lambda e: (e.attempt, e.time))
+        if len(self.events) > 2 * _KEPT:
+            del self.events[_KEPT]
+
+    def between(self, first: int, last: int) -> list[Event]:
+        """Those with first <= attempt <= last."""
+        return [event for event in self.events if first <= event.attempt <= last]
+
+
+@dataclass(slots=True)
+class Latest(Mapping[Any, Any]):
+    """A mapping whose latest value by time wins, whatever order values come in."""
+
+    values_: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+
+    def put(self, key: Any, time: float, value: Any) -> None:
+        """Set a value that was true at a time."""
+        if key not in self.values_ or self.values_[key][0] <= time:
+            self.values_[key] = (time, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.values_[key][1]
+
+    def __iter__(self) -> Any:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+@dataclass(slots=True)
+class Described:
+    """Metadata and observations of one producer; ids and fields as in docs/format.md."""
+
+    scalers: Latest = field(default_factory=Latest)
+    streams: Latest = field(default_factory=Latest)
+    optimizers: Latest = field(default_factory=Latest)
+    tensors: Latest = field(default_factory=Latest)
+    autocasts: dict[str, Event] = field(default_factory=dict)
+    loss_dtypes: Latest = field(default_factory=Latest)
+    call_faults: Kept = field(default_factory=Kept)
+    finite_checks: Kept = field(default_factory=Kept)
+    searches: Kept = field(default_factory=Kept)
+    _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take events in; types that the diagnosis has no use for are left out."""
+        for event in events:
+            match event.type:
+                case "scaler":
+                    self.scalers.put(event.data.get("scaler", 0), event.time, event.data)
+                case "stream":
+                    self.streams.put(event.data.get("stream", 0), event.time, event.data)
+                case "optimizers":
+                    _put_all(self.optimizers, event, "optimizers")
+                case "tensors":
+                    _put_all(self.tensors, event, "tensors")
+                case "origin":
+                    self._add_origins(event)
+                case "autocast":
+                    self._add_autocast(event)
+                case "loss_dtype":
+                    self.loss_dtypes.put(event.stream, event.time, event.data.get("dtype"))
+                case "call_fault":
+                    self.call_faults.add(event)
+                case "finite_check":
+                    self.finite_checks.add(event)
+                case "forward_search":
+                    self.searches.add(event)
+
+    @property
+    def autocast(self) -> str | None:
+        """The dtype of autocast in the first forward pass that was seen."""
+        first = min(self.autocasts.values(), key=lambda event: event.time, default=None)
+        return first.data.get("dtype") if first else None
+
+    def interval(self, stream: int) -> int:
+        """The growth interval of the scaler of a stream, in attempts."""
+        return int(self.scaler_of(stream).get("growth_interval") or DEFAULT_INTERVAL)
+
+    def scaler_of(self, stream: int) -> dict[str, Any]:
+        """The `scaler` event's data for a stream; empty where it is not known."""
+        index = self.streams.get(stream, {}).get("scaler")
+        if index is None and len(self.scalers) == 1:
+            index = next(iter(self.scalers))
+        found: dict[str, Any] = self.scalers.get(index, {})
+        return found
+
+    def born(self, dtype: str) -> set[int]:
+        """Ids of the tensors whose gradients are known to be computed in a dtype."""
+        return {tensor for tensor, (_, origin) in self._origins.items() if origin == dtype}
+
+    def name_of(self, tensor: int) -> str:
+        """The name of a tensor, or its number."""
+        return str(self.tensors.get(tensor, {}).get("name") or f"tensor {tensor}")
+
+    def module_of(self, tensor: int) -> str:
+        """The name of the module that owns a tensor; empty where it is not known."""
+        return str(self.tensors.get(tensor, {}).get("module") or "")
+
+    def optimizer_name(self, index: int | None) -> str:
+        """The class of an optimizer, for a sentence."""
+        described = self.optimizers.get(index, {})
+        return str(described.get("class") or ("the optimizer" if index is None else f"optimizer {index}"))
+
+    def _add_origins(self, event: Event) -> None:
+        """A known origin is sticky: the first one stays."""
+        for key, origin in event.data.get("origins", {}).items():
+            known = self._origins.get(int(key))
+            if origin != "unknown" and (known is None or event.time < known[0]):
+                self._origins[int(key)] = (event.time, origin)
+
+    def _add_autocast(self, event: Event) -> None:
+        device = str(event.data.get("device", ""))
+        if device not in self.autocasts or event.time < self.autocasts[device].time:
+            self.autocasts[device] = event
+
+
+def _put_all(into: Latest, event: Event, name: str) -> None:
+    for described in event.data.get(name, []):
+        into.put(described.get("id"), event.time, described)

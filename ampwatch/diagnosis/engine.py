@@ -1,0 +1,196 @@
+"""The engine: batches in, findings and a verdict out, one cause for one headline.
+
+    batch ──► producer ──► Described (events) · Ledger → Stream (attempts) · Samples (tensors)
+                                  └──────────────── Case ────────────────┘
+                                                     │ rules, each Case → findings
+                                              precedence ──► findings ──► verdict
+
+Batches may come in any order, in any number of parts and more than once: the findings are those of all of them
+in one go. In order, each costs what it brings; a late one lets the attempts of its producer be folded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from ampwatch.records import Batch
+
+from . import texts
+from .calibration import calibration, growth_probe, spike
+from .calls import call_order
+from .case import Case
+from .described import Described
+from .divergence import divergence
+from .facts import Stream
+from .findings import Finding, Verdict
+from .forward import forward
+from .precedence import settle
+from .precision import useless_scaler
+from .progress import no_updates
+from .rows import Ledger
+from .samples import Sample, Samples
+from .scale_range import underflow
+
+Rule = Callable[[Case], Iterator[Finding]]
+
+STREAM_RULES: Final[tuple[Rule, ...]] = (
+    divergence,
+    forward,
+    no_updates,
+    underflow,
+    growth_probe,
+    calibration,
+    spike,
+)
+PRODUCER_RULES: Final[tuple[Rule, ...]] = (call_order, useless_scaler)  # asked once, about the first stream
+
+_EXPLAINED: Final = frozenset({"calibration", "growth_probe"})
+
+
+class Diagnosis:
+    """Diagnoses one run as its batches arrive; neither torch nor a disk is touched.
+
+        diagnosis = Diagnosis.from_batches(ampwatch.spool.read(directory))
+        for finding in diagnosis.findings(): print(finding.headline)
+
+    Not thread-safe: one caller at a time.
+    """
+
+    def __init__(self) -> None:
+        self._producers: dict[str, _Producer] = {}
+
+    @classmethod
+    def from_batches(cls, batches: Iterable[Batch]) -> Diagnosis:
+        """A diagnosis of all of these batches, which belong to one run."""
+        diagnosis = cls()
+        for batch in batches:
+            diagnosis.add(batch)
+        return diagnosis
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch in, in any order; one that was seen already, by (producer, seq), is ignored."""
+        if batch.producer not in self._producers:
+            self._producers[batch.producer] = _Producer(batch.rank, batch.producer)
+        self._producers[batch.producer].add(batch)
+
+    def findings(self) -> list[Finding]:
+        """The findings so far, most severe and most specific first."""
+        return settle([finding for case, rules in self._cases() for rule in rules for finding in rule(case)])
+
+    def verdict(self) -> Verdict:
+        """One sentence over the run so far."""
+        streams = [stream for producer in self._producers.values() for stream in producer.streams().values()]
+        if not streams:
+            return Verdict("no data", None, None, texts.NO_DATA)
+        findings = self.findings()
+        worst = next((f for f in findings if f.severity != "info"), None)
+        if worst is None:
+            return Verdict(
+                "healthy", findings[0].severity if findings else None, None, _healthy(streams, findings)
+            )
+        failing = worst.severity in ("fatal", "error") and worst.state != "recovered"
+        return Verdict(
+            "failing" if failing else "warning",
+            worst.severity,
+            worst.kind,
+            worst.headline,
+            worst.first_step,
+            worst.module,
+            worst.tensor,
+        )
+
+    def _cases(self) -> Iterator[tuple[Case, tuple[Rule, ...]]]:
+        for producer in sorted(self._producers.values(), key=lambda p: (p.rank, p.name)):
+            for i, case in enumerate(producer.cases()):
+                yield case, (*PRODUCER_RULES, *STREAM_RULES) if i == 0 else STREAM_RULES
+
+
+class _Producer:
+    """Everything known of one producer."""
+
+    def __init__(self, rank: int, name: str) -> None:
+        self.rank = rank
+        self.name = name
+        self._seen = _Seen()
+        self._described = Described()
+        self._ledger = Ledger()
+        self._samples = Samples()
+        self._streams: dict[int, Stream] = {}
+
+    def add(self, batch: Batch) -> None:
+        if not self._seen.add(batch.seq):
+            return
+        if batch.kind == "events":
+            self._described.add(batch.events())
+        elif batch.kind == "attempts":
+            self._ledger.add(batch.table())
+        else:
+            self._samples.add(batch.table())
+
+    def streams(self) -> dict[int, Stream]:
+        """The facts of each stream, up to date."""
+        rows, again = self._ledger.take()
+        stale = any(s.interval != self._described.interval(i) for i, s in self._streams.items())
+        if stale:
+            rows = self._ledger.all()
+        if again or stale:
+            self._streams = {}
+        for index in sorted(set(rows["stream"].tolist())):
+            if index not in self._streams:
+                self._streams[index] = Stream(interval=self._described.interval(index))
+            self._streams[index].fold(rows[rows["stream"] == index])
+        return self._streams
+
+    def cases(self) -> Iterator[Case]:
+        """A case for each stream, in order."""
+        streams = self.streams()
+        sampled = list(self._samples)
+        for index, stream in sorted(streams.items()):
+            yield Case(
+                self.rank,
+                self.name,
+                index,
+                stream,
+                self._described,
+                _of_stream(sampled, index),
+                self._step_of,
+            )
+
+    def _step_of(self, attempt: int) -> int:
+        return self._ledger.step_of(attempt)
+
+
+class _Seen:
+    """Sequence numbers seen: all below a mark, and those above it."""
+
+    def __init__(self) -> None:
+        self._below = 0
+        self._above: set[int] = set()
+
+    def add(self, seq: int) -> bool:
+        """Note a number; False if it was there already."""
+        if seq < self._below or seq in self._above:
+            return False
+        self._above.add(seq)
+        while self._below in self._above:
+            self._above.remove(self._below)
+            self._below += 1
+        return True
+
+
+def _of_stream(samples: Iterable[Sample], index: int) -> list[Sample]:
+    chosen = (Sample(s.attempt, s.tensors[s.tensors["stream"] == index]) for s in samples)
+    return [sample for sample in chosen if len(sample.tensors)]
+
+
+def _healthy(streams: list[Stream], findings: list[Finding]) -> str:
+    skipped = sum(s.skips for s in streams)
+    explained = skipped and any(f.kind in _EXPLAINED for f in findings)
+    newest = max(streams, key=lambda s: s.last.attempt)
+    return texts.HEALTHY.format(
+        taken=sum(s.taken for s in streams),
+        skipped=skipped,
+        why=" (ordinary for loss scaling)" if explained else "",
+        scale=texts.power(newest.scale),
+    )

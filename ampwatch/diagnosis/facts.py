@@ -1,0 +1,337 @@
+"""Facts: what the attempts of one stream say, folded in order, at a cost that does not grow with the run.
+
+    rows in order ──► Stream.fold ──► episodes   runs of attempts that were skipped or whose loss was not finite
+                                      probes     ordinary skips at the ceiling, only counted
+                                      recent     loss and norm of the last 64 attempts, older ones in a sketch
+                                      trend      a divergence, judged at each attempt of an episode
+
+A fold of rows in two parts gives the same facts as in one: everything kept is a sum, a bounded window of the
+newest attempts, or fixed at the moment it happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ampwatch.records import is_missing
+
+from .rows import Rows
+from .sketch import Sketch
+
+RECENT: Final = 64  # attempts whose loss and norm are kept one by one
+KEPT_EPISODES: Final = 128  # the first and the last of them, each
+CALIBRATION_ATTEMPTS: Final = (
+    100  # after the first step taken, in which a few more skips belong to calibration
+)
+CALIBRATION_RUN: Final = 4
+PROBE_RUN: Final = 2  # × hysteresis, which is 1 for torch's policy
+PROBE_DEPTH: Final = 4  # the scale of a probe is at least a quarter of the highest clean one
+PROBES_PER_INTERVAL: Final = 2
+PROBE_INTERVALS: Final = 5
+DEFAULT_INTERVAL: Final = 2000
+
+
+class Moment(NamedTuple):
+    """An attempt of a producer, and the user's step at it."""
+
+    attempt: int
+    step: int
+
+
+NEVER: Final = Moment(-1, -1)
+
+
+class Trend(NamedTuple):
+    """Loss and true norm that grew past 4 × their own 99th percentile: since when, from what, to what."""
+
+    onset: Moment
+    seen: Moment
+    loss: float
+    loss_p99: float
+    norm: float
+    norm_p99: float
+
+
+@dataclass(slots=True)
+class Episode:
+    """Consecutive attempts of one stream that were skipped or whose loss was not finite.
+
+    `high` is the highest clean scale of the two growth intervals before it, 0 where there was none.
+    `loss_before` is the median loss of the attempts before. `closed` is the first clean attempt after it.
+    """
+
+    first: Moment
+    scale: float
+    high: float
+    taken_before: int
+    after_first_taken: int
+    after_growth: bool
+    loss_before: float
+    trend: Trend | None
+    last: Moment = NEVER
+    scale_after: float = 0.0
+    attempts: int = 0
+    skips: int = 0
+    nonfinite: int = 0
+    first_nonfinite: Moment | None = None
+    loss_last: float = 0.0
+    at_one: int = 0
+    first_at_one: Moment | None = None
+    first_bad_elements: int = 0
+    closed: Moment | None = None
+
+    def add(self, row: Any) -> None:
+        """Take the next attempt in."""
+        moment = Moment(int(row["attempt"]), int(row["step"]))
+        self.last, self.scale_after, self.loss_last = moment, float(row["scale_after"]), float(row["loss"])
+        self.attempts += 1
+        self.skips += bool(row["skipped"])
+        if _is_nonfinite(row["loss"]):
+            self.nonfinite += 1
+            self.first_nonfinite = self.first_nonfinite or moment
+        if row["scale"] <= 1:
+            self.at_one += 1
+            self.first_at_one = self.first_at_one or moment
+
+    @property
+    def calibrates(self) -> bool:
+        """A finite loss, and no step taken yet or only just."""
+        if self.nonfinite or self.trend:
+            return False
+        just_begun = self.after_first_taken <= CALIBRATION_ATTEMPTS and not self.after_growth
+        return self.taken_before == 0 or (just_begun and self.attempts <= CALIBRATION_RUN)
+
+    @property
+    def probes(self) -> bool:
+        """A finite loss, a short run, and a scale near the highest clean one: the ordinary skip."""
+        near = self.scale >= self.high / PROBE_DEPTH > 0
+        return not self.nonfinite and not self.trend and self.attempts <= PROBE_RUN and near
+
+
+@dataclass(slots=True)
+class Probes:
+    """Ordinary skips at the ceiling, counted."""
+
+    episodes: int = 0
+    skips: int = 0
+    first: Moment | None = None
+    last: Moment | None = None
+    starts: deque[int] = field(default_factory=lambda: deque(maxlen=PROBES_PER_INTERVAL * PROBE_INTERVALS))
+
+    def room_for(self, episode: Episode, interval: int) -> bool:
+        """Whether another skip at this moment still keeps within 2 an interval, averaged over 5."""
+        full = len(self.starts) == self.starts.maxlen
+        return not full or episode.first.attempt - self.starts[0] > PROBE_INTERVALS * interval
+
+    def add(self, episode: Episode) -> None:
+        """Count an episode."""
+        self.episodes += 1
+        self.skips += episode.skips
+        self.first = self.first or episode.first
+        self.last = episode.last
+        self.starts.append(episode.first.attempt)
+
+
+@dataclass(slots=True)
+class Stream:
+    """The facts of one stream.
+
+    Arguments:
+        interval: the scaler's growth interval, in attempts.
+    """
+
+    interval: int = DEFAULT_INTERVAL
+    attempts: int = 0
+    taken: int = 0
+    skips: int = 0
+    growths: int = 0
+    growths_since_skip: int = 0
+    scale: float = 0.0  # what the last attempt left
+    last: Moment = NEVER
+    first_taken: Moment | None = None
+    first_growth: Moment | None = None
+    zero_since: Moment | None = None  # every gradient zero although the loss is not
+    zero_attempts: int = 0
+    episodes: list[Episode] = field(default_factory=list)
+    open: Episode | None = None
+    probes: Probes = field(default_factory=Probes)
+    diverged: Trend | None = None
+    recent: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 4)))
+    losses: Sketch = field(default_factory=Sketch)
+    norms: Sketch = field(default_factory=Sketch)
+    clean_scales: deque[tuple[float, int]] = field(default_factory=deque)  # scale, last attempt at it
+
+    def fold(self, rows: Rows) -> None:
+        """Take in further attempts of this stream, in order."""
+        bad = rows["skipped"] | _nonfinite(rows["loss"])
+        for start, stop in _runs(bad):
+            if bad[start]:
+                for row in rows[start:stop]:
+                    self._trouble(row)
+            else:
+                self._clean(rows[start:stop])
+
+    def all_episodes(self) -> list[Episode]:
+        """The episodes that are not ordinary probes, the open one last."""
+        return [*self.episodes, self.open] if self.open else self.episodes
+
+    def baseline(self) -> tuple[float, float]:
+        """99th percentiles of loss and norm, the newest attempts left out so that a trend is not its own past."""
+        before = self.recent[: max(len(self.recent) // 2, 1)]
+        return self.losses.percentile(99, before[:, 2]), self.norms.percentile(99, before[:, 3])
+
+    def trend(self) -> Trend | None:
+        """A divergence under way: see `_trend_of`."""
+        return _trend_of(self.recent, *self.baseline())
+
+    def settled(self, trend: Trend) -> bool:
+        """Whether the loss has come back from a divergence: the last 8 stand below 2 × the percentile before it."""
+        losses = self.recent[np.isfinite(self.recent[:, 2])][-8:]
+        later = bool(len(losses)) and losses[0, 0] > trend.seen.attempt
+        return later and bool(np.all(losses[:, 2] < 2 * trend.loss_p99))
+
+    def _clean(self, rows: Rows) -> None:
+        if self.open:
+            self._close(_moment(rows[0]))
+        self.first_taken = self.first_taken or _moment(rows[0])
+        self.attempts += len(rows)
+        self.taken += len(rows)
+        self._note_scales(rows)
+        self._note_zeros(rows)
+        self._remember(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))
+        self.last, self.scale = _moment(rows[-1]), float(rows["scale_after"][-1])
+
+    def _trouble(self, row: Any) -> None:
+        moment = _moment(row)
+        if self.open is None:
+            self.open = self._begin(moment, float(row["scale"]), int(row["n_bad"]))
+        self.open.add(row)
+        self.attempts += 1
+        self.skips += bool(row["skipped"])
+        self.growths_since_skip = 0
+        finite = bool(np.isfinite(row["loss"]))
+        if finite:
+            self._remember(np.array([[*moment, row["loss"], np.nan]]))
+        news = finite or self.open.attempts == 1  # else loss and norm are those of the attempt before
+        if self.diverged is None and news and (trend := self.trend()):
+            self.diverged = self.open.trend = trend._replace(seen=moment)
+        self.last, self.scale = moment, float(row["scale_after"])
+
+    def _begin(self, moment: Moment, scale: float, bad: int) -> Episode:
+        if self.diverged and self.settled(self.diverged):
+            self.diverged = None
+        since = moment.attempt - self.first_taken.attempt if self.first_taken else 0
+        before = self.recent[np.isfinite(self.recent[:, 2]), 2]
+        return Episode(
+            first=moment,
+            scale=scale,
+            high=self._highest_clean_scale(moment.attempt),
+            taken_before=self.taken,
+            after_first_taken=since,
+            after_growth=self.growths > 0,
+            loss_before=float(np.median(before)) if before.size else float("nan"),
+            trend=self.diverged,
+            first_bad_elements=bad,
+        )
+
+    def _close(self, moment: Moment) -> None:
+        episode, self.open = self.open, None
+        assert episode is not None
+        episode.closed = moment
+        ordinary = episode.probes and not episode.calibrates
+        if ordinary and self.probes.room_for(episode, self.interval):
+            self.probes.add(episode)
+        else:
+            self.episodes.append(episode)
+            if len(self.episodes) > 2 * KEPT_EPISODES:
+                del self.episodes[KEPT_EPISODES]
+
+    def _note_scales(self, rows: Rows) -> None:
+        grew = np.flatnonzero(rows["scale_after"] > rows["scale"])
+        self.growths += len(grew)
+        self.growths_since_skip += len(grew)
+        if len(grew):
+            self.first_growth = self.first_growth or _moment(rows[grew[0]])
+        for start, stop in _runs(rows["scale"]):
+            scale, last = float(rows["scale"][start]), int(rows["attempt"][stop - 1])
+            if self.clean_scales and self.clean_scales[-1][0] == scale:
+                self.clean_scales.pop()
+            self.clean_scales.append((scale, last))
+        self._forget_scales(int(rows["attempt"][-1]))
+
+    def _forget_scales(self, now: int) -> None:
+        while self.clean_scales and self.clean_scales[0][1] < now - 2 * self.interval:
+            self.clean_scales.popleft()
+
+    def _highest_clean_scale(self, now: int) -> float:
+        self._forget_scales(now)
+        return max((scale for scale, _ in self.clean_scales), default=0.0)
+
+    def _note_zeros(self, rows: Rows) -> None:
+        zero = (rows["numel"] > 0) & (rows["n_zero"] == rows["numel"]) & (rows["loss"] != 0)
+        other = np.flatnonzero(~zero)
+        if len(other):
+            self.zero_since, self.zero_attempts = None, 0
+            rows = rows[other[-1] + 1 :]
+        if len(rows):
+            self.zero_since = self.zero_since or _moment(rows[0])
+            self.zero_attempts += len(rows)
+
+    def _remember(self, seen: npt.NDArray[np.float64]) -> None:
+        known = np.concatenate([self.recent, seen])
+        old, self.recent = known[:-RECENT], known[-RECENT:]
+        if len(old):
+            self.losses.add(old[:, 2])
+            self.norms.add(old[:, 3])
+
+
+def _trend_of(recent: npt.NDArray[np.float64], loss_p99: float, norm_p99: float) -> Trend | None:
+    """Loss and norm past 4 × their 99th percentile, and rising through all thirds of the last 24 attempts.
+
+    A spike that falls again does not rise through them, and a jump to a new level does not either.
+    """
+    losses, norms = (recent[np.isfinite(recent[:, column])] for column in (2, 3))
+    if min(len(losses), len(norms)) < 3 or not (loss_p99 > 0 and norm_p99 > 0):
+        return None
+    loss, norm = _risen(losses[-24:, 2]), _risen(norms[-24:, 3])
+    if not (loss > 4 * loss_p99 and norm > 4 * norm_p99):
+        return None
+    below = np.flatnonzero(losses[:, 2] <= loss_p99)
+    onset = losses[min(below[-1] + 1, len(losses) - 1) if len(below) else 0]
+    moment = Moment(int(onset[0]), int(onset[1]))
+    return Trend(moment, moment, loss, loss_p99, norm, norm_p99)
+
+
+def _risen(values: npt.NDArray[np.float64]) -> float:
+    """The median of the last third if each third stands 1.25 × above the one before, else 0."""
+    first, second, third = (float(np.median(part)) for part in np.array_split(values, 3))
+    return third if third > 1.25 * second > 1.25 * 1.25 * first > 0 else 0.0
+
+
+def _runs(values: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Start and stop of each run of equal values."""
+    if len(values) == 0:
+        return
+    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
+    yield from zip([0, *edges.tolist()], [*edges.tolist(), len(values)], strict=True)
+
+
+def _nonfinite(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    bad: npt.NDArray[np.bool_] = ~np.isfinite(losses)
+    if bad.any():
+        bad &= ~is_missing(losses)
+    return bad
+
+
+def _is_nonfinite(loss: float) -> bool:
+    return not np.isfinite(loss) and not bool(is_missing(loss))
+
+
+def _moment(row: Any) -> Moment:
+    return Moment(int(row["attempt"]), int(row["step"]))

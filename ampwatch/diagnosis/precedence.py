@@ -1,0 +1,132 @@
+"""One cause, one headline: which finding explains which, and in what order they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from . import texts
+from .findings import SEVERITIES, Evidence, Finding
+
+PRECEDENCE: Final = (
+    "call_order",
+    "scaler_bypassed",
+    "divergence",
+    "forward_overflow",
+    "nonfinite_forward",
+    "no_updates",
+    "bad_batch",
+    "underflow",
+    "useless_scaler",
+    "spike",
+    "growth_probe",
+    "calibration",
+)
+"""From the most specific kind to the least."""
+
+_SCALE_FELL: Final = frozenset({"no_updates", "underflow", "spike", "useless_scaler"})
+_FORWARD: Final = _SCALE_FELL | {"bad_batch", "nonfinite_forward", "divergence"}
+EXPLAINS: Final[dict[str, frozenset[str]]] = {
+    "call_order": _FORWARD | {"scaler_bypassed", "forward_overflow"},
+    "scaler_bypassed": _FORWARD | {"forward_overflow"},
+    "divergence": _FORWARD | {"forward_overflow"},
+    "forward_overflow": _FORWARD,
+    "nonfinite_forward": _FORWARD,
+    "no_updates": _SCALE_FELL,
+    "bad_batch": _SCALE_FELL,
+}
+"""What a cause explains from its first attempt on; metadata faults are explained whenever they began."""
+_TIMELESS: Final = frozenset({"useless_scaler"})
+
+
+def settle(findings: Iterable[Finding]) -> list[Finding]:
+    """Merge what is the same, let each cause take in what it explains, and sort: worst and most specific first."""
+    merged = _across_ranks(_repeated(findings))
+    return sorted(_causes(merged), key=_reading_order)
+
+
+def _reading_order(finding: Finding) -> tuple[int, bool, int, int, int, str, int]:
+    return (
+        SEVERITIES.index(finding.severity),
+        finding.state == "recovered",
+        PRECEDENCE.index(finding.kind),
+        finding.first_attempt,
+        finding.rank,
+        finding.producer,
+        finding.stream,
+    )
+
+
+def _repeated(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for a kind that comes again in a stream, over all its occurrences."""
+    again: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        detail = finding.headline if finding.kind in ("call_order", "scaler_bypassed") else ""
+        again.setdefault((finding.kind, finding.producer, finding.stream, finding.module, detail), []).append(
+            finding
+        )
+    return [_joined(same) for same in again.values()]
+
+
+def _joined(same: list[Finding]) -> Finding:
+    first, last = same[0], same[-1]
+    if len(same) == 1:
+        return first
+    where = texts.at_step(last.first_step, last.first_attempt)
+    more = Evidence(text=f"Seen {len(same)} times, the last time at {where}.", attempt=last.first_attempt)
+    return msgspec.structs.replace(
+        first,
+        last_attempt=last.last_attempt,
+        last_step=last.last_step,
+        state=last.state,
+        evidence=[*first.evidence, more],
+    )
+
+
+def _across_ranks(findings: list[Finding]) -> list[Finding]:
+    """Replicas say the same: keep the lowest rank, and name the others."""
+
+    def same(f: Finding) -> tuple[str, int, int, str, str]:
+        return (f.kind, f.stream, f.first_attempt, f.module, f.state)
+
+    kept = []
+    for _, group in groupby(sorted(findings, key=lambda f: (*same(f), f.rank, f.producer)), key=same):
+        first, *others = group
+        ranks = sorted({f.rank for f in others} - {first.rank})
+        incarnations = [f for f in others if f.rank == first.rank]
+        kept += incarnations
+        kept.append(_also_on(first, ranks) if ranks else first)
+    return kept
+
+
+def _also_on(finding: Finding, ranks: list[int]) -> Finding:
+    named = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
+    return _with_evidence(finding, Evidence(text=f"The same on {len(ranks)} other ranks: {named}."))
+
+
+def _causes(findings: list[Finding]) -> list[Finding]:
+    """Drop what another finding of the run explains, and keep its headline there as evidence."""
+    by_cause = sorted(findings, key=lambda f: (PRECEDENCE.index(f.kind), f.first_attempt))
+    causes: list[Finding] = []
+    for finding in by_cause:
+        i = next((i for i, cause in enumerate(causes) if _explains(cause, finding)), None)
+        if i is None:
+            causes = [c for c in causes if not _explains(finding, c)]
+            causes.append(finding)
+        else:
+            told = Evidence(text=finding.headline, attempt=finding.first_attempt, tensor=finding.tensor)
+            causes[i] = _with_evidence(causes[i], told)
+    return causes
+
+
+def _explains(cause: Finding, other: Finding) -> bool:
+    if other.kind not in EXPLAINS.get(cause.kind, ()) or cause.producer != other.producer:
+        return False
+    return other.kind in _TIMELESS or other.first_attempt >= cause.first_attempt
+
+
+def _with_evidence(finding: Finding, evidence: Evidence) -> Finding:
+    return msgspec.structs.replace(finding, evidence=[*finding.evidence, evidence])

@@ -1,0 +1,49 @@
+"""What the dtypes say: a scaler where none is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from . import texts
+from .case import Case
+from .facts import Moment
+from .findings import Evidence, Finding
+
+GROWTHS: Final = 3
+
+
+def useless_scaler(case: Case) -> Iterator[Finding]:
+    """A scaler with bfloat16 or float32 autocast: by metadata, else by growths that never met an overflow."""
+    described, stream = case.described, case.stream
+    if (
+        not case.stream.attempts
+        or described.born("float16")
+        or described.scaler_of(case.index).get("enabled") is False
+    ):
+        return
+    dtype = described.autocast
+    if dtype in ("bfloat16", "float32"):
+        evidence = Evidence(text=f"Autocast ran with {dtype} in the first forward pass.", attempt=0)
+        headline = texts.HEADLINES["useless_scaler"].format(dtype=dtype)
+        yield _finding(case, headline, Moment(0, 0), evidence, dtype, 1.0)
+    elif dtype is None and stream.growths_since_skip >= GROWTHS and described.born("bfloat16"):
+        text = f"{stream.growths_since_skip} growths without an overflow, up to {texts.power(stream.scale)}."
+        headline = texts.HEADLINES["useless_scaler.growths"].format(growths=stream.growths_since_skip)
+        first = stream.first_growth or Moment(0, 0)
+        yield _finding(case, headline, first, Evidence(text=text, attempt=first.attempt), "bfloat16", 0.9)
+
+
+def _finding(
+    case: Case, headline: str, first: Moment, evidence: Evidence, dtype: str, confidence: float
+) -> Finding:
+    advice = texts.fill(texts.USELESS_SCALER, dtype=dtype)
+    return case.finding(
+        "useless_scaler",
+        "warning",
+        headline,
+        first=first,
+        evidence=[evidence],
+        advice=advice,
+        confidence=confidence,
+    )

@@ -1,0 +1,46 @@
+"""Nothing is learned: every attempt is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from . import texts
+from .case import Case
+from .facts import Episode
+from .findings import Evidence, Finding, Severity
+
+NONFINITE_ERROR, NONFINITE_FATAL = 5, 10  # attempts without a step, the loss not finite
+FATAL_AFTER: Final = 5  # attempts at a scale of 1 and below, the loss finite
+
+
+def no_updates(case: Case) -> Iterator[Finding]:
+    """An open run of skips that no falling scale will end."""
+    episode = case.stream.open
+    severity = _severity(episode) if episode else None
+    if episode is None or severity is None:
+        return
+    headline = texts.HEADLINES["no_updates"].format(
+        first=texts.at(episode.first),
+        skips=texts.skipped(episode.skips),
+        scale=texts.power(episode.scale_after),
+    )
+    taken = f"Steps taken before: {episode.taken_before}; since {texts.at(episode.first)}: 0 of {episode.attempts}."
+    yield case.finding(
+        "no_updates",
+        severity,
+        headline,
+        first=episode.first,
+        evidence=[Evidence(text=taken, value=0, unit="steps", attempt=episode.first.attempt)],
+        advice=texts.NO_UPDATES,
+        confidence=0.9,
+    )
+
+
+def _severity(episode: Episode) -> Severity | None:
+    if episode.nonfinite:
+        lasting = episode.taken_before == 0 and episode.nonfinite >= NONFINITE_ERROR
+        return ("fatal" if episode.nonfinite >= NONFINITE_FATAL else "error") if lasting else None
+    if episode.at_one == 0 or episode.probes:
+        return None
+    return "fatal" if episode.at_one > FATAL_AFTER else "error"

@@ -1,0 +1,98 @@
+"""The attempts of one producer, kept small and in order, so that late batches can be folded again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ampwatch.records import Table, missing
+
+ROW: Final = np.dtype(
+    [
+        ("attempt", "<i8"),
+        ("step", "<i8"),
+        ("stream", "<i4"),
+        ("skipped", "|b1"),
+        ("scale", "<f8"),
+        ("scale_after", "<f8"),
+        ("loss", "<f8"),
+        ("norm", "<f8"),
+        ("numel", "<i8"),
+        ("n_bad", "<i8"),
+        ("n_zero", "<i8"),
+        ("lr", "<f8"),
+    ]
+)
+"""What the diagnosis keeps of an attempt: 89 bytes."""
+
+Rows = npt.NDArray[Any]
+"""A one-dimensional array of `ROW`."""
+
+
+class Ledger:
+    """All rows of a producer in the order of their attempts, whatever order they came in.
+
+    `add` takes a table; `take` answers the rows that were not taken yet, or, if one came late, says so and
+    answers all of them: a fold then starts anew. In order, both cost what the new rows cost.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[Rows] = []
+        self._waiting: list[Rows] = []
+        self._last = -1  # attempt of the last row taken
+
+    def add(self, table: Table) -> None:
+        """Keep the rows of an `attempts` table."""
+        if len(table["attempt"]):
+            self._waiting.append(_rows_of(table))
+
+    def take(self) -> tuple[Rows, bool]:
+        """The rows to fold now, and whether they begin again from the first."""
+        if not self._waiting:
+            return np.empty(0, dtype=ROW), False
+        new = _sorted(self._waiting)
+        again = bool(new["attempt"][0] <= self._last)
+        if again:
+            new = _sorted([*self._taken, new])
+            self._taken = []
+        self._waiting = []
+        self._taken.append(new)
+        self._last = int(new["attempt"][-1])
+        return new, again
+
+    def all(self) -> Rows:
+        """Every row that was taken, in order."""
+        return np.concatenate(self._taken) if self._taken else np.empty(0, dtype=ROW)
+
+    def step_of(self, attempt: int) -> int:
+        """The step of the newest row at or before an attempt; the attempt itself where there is none."""
+        for block in reversed(self._taken):
+            if block["attempt"][0] <= attempt:
+                return int(block["step"][np.searchsorted(block["attempt"], attempt, side="right") - 1])
+        return attempt
+
+
+def _rows_of(table: Table) -> Rows:
+    rows = np.zeros(len(table["attempt"]), dtype=ROW)
+    rows["attempt"], rows["scale"] = table["attempt"], table["scale"]
+    rows["step"] = table.get("step", table["attempt"])
+    rows["scale_after"] = table.get("scale_after", table["scale"])
+    for name in ("stream", "numel", "n_zero"):
+        rows[name] = table.get(name, 0)
+    for name in ("loss", "norm", "lr"):
+        rows[name] = table.get(name, missing(len(rows)))
+    rows["n_bad"] = np.asarray(table.get("n_inf", 0)) + np.asarray(table.get("n_nan", 0))
+    # a trace without found_inf: of torch's policy, a scale that fell proves a skip
+    rows["skipped"] = table["found_inf"] != 0 if "found_inf" in table else rows["scale_after"] < rows["scale"]
+    return rows
+
+
+def _sorted(blocks: list[Rows]) -> Rows:
+    rows = np.concatenate(blocks)
+    attempts = rows["attempt"]
+    if np.any(attempts[1:] <= attempts[:-1]):
+        _, first = np.unique(attempts, return_index=True)
+        rows = rows[first]
+    return rows

@@ -1,0 +1,226 @@
+"""Gradients that a larger loss scale would have kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ampwatch.stats.layout import FLOAT16_MAX
+
+from . import texts
+from .case import Case
+from .facts import Moment
+from .findings import Advice, Evidence, Finding
+from .samples import Sample
+from .underflow import share_at
+
+TOTAL_SHARE: Final = 0.02  # of all float16-born elements: above it a warning
+TENSOR_SHARE: Final = 0.20  # of one tensor's elements, if all lose at least TOTAL_SHARE / 4
+GOOD_SHARE: Final = 0.01  # what the recommended scale would still lose
+KEEP_HEADROOM: Final = 2  # binades that it leaves below 65504
+MARGIN_LOG2: Final = 2  # binades beyond the estimate, for what was lost upstream and left no trace
+MAX_RAISE_LOG2: Final = 40
+SAMPLES: Final = 2  # in a row
+PRESUMED_SCALE: Final = (
+    1.0  # at or below it an all-zero gradient of unknown origin is presumed to have underflowed
+)
+ZERO_ATTEMPTS: Final = 5
+FIXED_INTERVAL: Final = 1_000_000
+_FLOAT16_MODULES: Final = ("Linear", "Conv1d", "Conv2d", "Conv3d")
+
+
+class Loss(NamedTuple):
+    """What one sample says: elements lost and left over all judged tensors, and the worst tensor."""
+
+    attempt: int
+    scale: float
+    share: float
+    bound: float
+    norm_share: float
+    worst: int
+    worst_share: float
+    presumed: bool
+    judged: npt.NDArray[Any]
+
+    @property
+    def matters(self) -> bool:
+        """Above the share that a warning is worth."""
+        return self.share >= TOTAL_SHARE or (
+            self.worst_share >= TENSOR_SHARE and self.share >= TOTAL_SHARE / 4
+        )
+
+
+def underflow(case: Case) -> Iterator[Finding]:
+    """Underflow in the newest samples, told from the first of them in a row."""
+    losses = [loss for sample in case.samples if (loss := _loss_in(case, sample)) is not None]
+    lasting: list[Loss] = []
+    for loss in losses:
+        lasting = [*lasting, loss] if loss.matters else []
+    raise_log2 = _raise(lasting[-1]) if len(lasting) >= SAMPLES else 0
+    if raise_log2 >= 1:
+        yield _finding(case, lasting, raise_log2)
+    elif not lasting:
+        yield from _everything_zero(case)
+
+
+def _loss_in(case: Case, sample: Sample) -> Loss | None:
+    """Judge a sample; None where it holds inf or NaN, or no tensor that may be judged."""
+    tensors = sample.tensors
+    if tensors["n_bad"].any():
+        return None
+    born = np.isin(tensors["tensor"], list(case.described.born("float16")))
+    presumed = _presumed(case, tensors) & ~born
+    judged = tensors[born | presumed]
+    left = (judged["numel"] - judged["n_zero"]).astype(float)
+    if len(judged) == 0 or left.sum() + presumed.sum() == 0:
+        return None
+    lost = judged["lost"] + _total_losses(judged)
+    shares = lost / np.maximum(lost + left, 1)
+    worst = int(shares.argmax())
+    total = lost.sum() + left.sum()
+    return Loss(
+        sample.attempt,
+        float(judged["scale"][0]),
+        float(lost.sum() / total),
+        float(judged["n_zero"].sum() / judged["numel"].sum()),
+        float(judged["norm_share"].max()),
+        int(judged["tensor"][worst]),
+        float(shares[worst]),
+        bool(presumed.any()),
+        judged,
+    )
+
+
+def _total_losses(judged: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Elements of tensors that are zero altogether, where others show that the scale is too small."""
+    zero = judged["n_zero"] == judged["numel"]
+    others = judged[~zero]
+    left = float((others["numel"] - others["n_zero"]).sum())
+    losing = others["lost"].sum() >= TOTAL_SHARE / 4 * (others["lost"].sum() + left)
+    low = judged["scale"] <= PRESUMED_SCALE
+    return np.where(zero & (losing | low), judged["numel"], 0.0)
+
+
+def _presumed(case: Case, tensors: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """All-zero weight gradients that autocast computes in float16, at a scale so small that they never showed."""
+    described = case.described
+    if described.autocast != "float16":
+        return np.zeros(len(tensors), dtype=bool)
+    kinds = [described.tensors.get(int(tensor), {}) for tensor in tensors["tensor"]]
+    float16 = [k.get("module_type") in _FLOAT16_MODULES and len(k.get("shape", ())) > 1 for k in kinds]
+    zero = (tensors["n_zero"] == tensors["numel"]) & (tensors["scale"] <= PRESUMED_SCALE)
+    partly = bool((tensors["n_zero"] < tensors["numel"]).any())
+    return cast("npt.NDArray[np.bool_]", np.logical_and(float16, zero & partly))
+
+
+def _raise(loss: Loss) -> int:
+    """By how many binades the scale should grow; 0 where the largest gradient leaves no room."""
+    judged = loss.judged
+    largest = float(judged["max_abs"].max())
+    room = MAX_RAISE_LOG2 if largest == 0 else math.floor(math.log2(FLOAT16_MAX / largest)) - KEEP_HEADROOM
+    room = min(room, MAX_RAISE_LOG2)
+    enough = next((k for k in range(1, room + 1) if _share_after(loss, k) < GOOD_SHARE), room)
+    unseen = loss.presumed or bool((judged["n_zero"] == judged["numel"]).any())
+    return max(min(room, room if unseen else enough + MARGIN_LOG2), 0)
+
+
+def _share_after(loss: Loss, raise_log2: int) -> float:
+    """The estimated share that a scale 2^raise_log2 times larger would lose."""
+    judged = loss.judged
+    elements = judged["numel"] - judged["n_zero"] + judged["lost"]
+    lost = share_at(judged["shape"], raise_log2) * elements
+    return float(lost.sum() / max(elements.sum(), 1))
+
+
+def _finding(case: Case, lasting: Sequence[Loss], raise_log2: int) -> Finding:
+    now, first = lasting[-1], _moment(case, lasting[0].attempt)
+    name = case.described.name_of(now.worst)
+    bound = f" (at most {texts.percent(now.bound)})" if now.bound > 2 * now.share else ""
+    headline = texts.HEADLINES["underflow"].format(
+        first=texts.at(first),
+        share=f"at least {texts.percent(now.share)}",
+        bound=bound,
+        tensor=name,
+        recovery=_recovery(case, raise_log2),
+    )
+    return case.finding(
+        "underflow",
+        "warning",
+        headline,
+        first=first,
+        evidence=_evidence(now, name),
+        advice=_advice(now, raise_log2),
+        confidence=0.7 if now.presumed else 0.9,
+        module=case.described.module_of(now.worst),
+        tensor=name,
+    )
+
+
+def _evidence(now: Loss, name: str) -> list[Evidence]:
+    elements = (
+        f"Lower bound over the {len(now.judged)} tensors known to be computed in float16: "
+        f"{texts.percent(now.share)} of the elements that should not be zero; the zeros allow {texts.percent(now.bound)}."
+    )
+    norm = f"In the tensor that loses most of it, {texts.percent(now.norm_share)} of the L2 norm, estimated."
+    worst = f"{name} loses {texts.percent(now.worst_share)} of its elements."
+    largest = float(now.judged["max_abs"].max())
+    room = f"The largest scaled gradient is {largest:.3g}, float16 ends at 65504; loss scale {texts.power(now.scale)}."
+    return [
+        Evidence(text=elements, value=now.share, unit="share of elements", attempt=now.attempt),
+        Evidence(
+            text=worst, value=now.worst_share, unit="share of elements", attempt=now.attempt, tensor=name
+        ),
+        Evidence(text=norm, value=now.norm_share, unit="share of L2 norm", attempt=now.attempt),
+        Evidence(text=room, value=largest, attempt=now.attempt),
+    ]
+
+
+def _advice(now: Loss, raise_log2: int) -> list[Advice]:
+    largest = float(now.judged["max_abs"].max())
+    headroom = math.log2(FLOAT16_MAX / largest) - raise_log2 if largest else math.inf
+    target = now.scale * 2.0**raise_log2
+    return texts.fill(
+        texts.UNDERFLOW,
+        raise_log2=raise_log2,
+        target=texts.power(target),
+        target_log2=f"{math.log2(target):.4g}",
+        after=texts.percent(_share_after(now, raise_log2)),
+        headroom=f"{headroom:.1f}",
+    )
+
+
+def _recovery(case: Case, raise_log2: int) -> str:
+    interval = case.described.interval(case.index)
+    if interval >= FIXED_INTERVAL:
+        return texts.RECOVERY["fixed"]
+    return texts.RECOVERY["grows"].format(attempts=raise_log2 * interval)
+
+
+def _everything_zero(case: Case) -> Iterator[Finding]:
+    """No gradient at all comes through, so that no tensor can show where it was computed."""
+    stream, first = case.stream, case.stream.zero_since
+    low = stream.scale <= PRESUMED_SCALE and case.described.autocast == "float16"
+    if first is None or stream.zero_attempts < ZERO_ATTEMPTS or not low:
+        return
+    text = f"All gradient elements of {texts.times(stream.zero_attempts)} in a row are exactly zero, the loss is not."
+    headline = texts.HEADLINES["underflow.all"].format(
+        first=texts.at(first), scale=texts.power(stream.scale), recovery=_recovery(case, 16)
+    )
+    evidence = [Evidence(text=text, value=stream.zero_attempts, unit="attempts", attempt=first.attempt)]
+    yield case.finding(
+        "underflow",
+        "warning",
+        headline,
+        first=first,
+        evidence=evidence,
+        advice=texts.UNDERFLOW_ALL,
+        confidence=0.6,
+    )
+
+
+def _moment(case: Case, attempt: int) -> Moment:
+    return Moment(attempt, case.step_of(attempt))

@@ -1,0 +1,170 @@
+"""How much of a float16 gradient was lost to underflow, from what is left of it (docs/numerics.md, section 5).
+
+A float16-born element whose scaled magnitude is at or below 2^-25 became zero. The histogram shows the others,
+so the shape of the distribution is fitted to them, as one fits a sample that is censored from below, and the
+part of the fitted distribution under the limit is the estimate. A zero is never evidence of underflow by
+itself, only a bound: no more than `n_zero` elements can have been lost.
+
+The family is the logarithm of a generalised gamma, density ∝ exp(l·t - (l/r)·e^(r·t)) with t = ln 2 · (y - m) and
+y = log2 |s|: a left tail that falls by l binades per binade (1 for any density that is smooth at zero, less for
+mixtures of scales) and a right tail that bends down. The three parameters run over a fixed grid, so that a
+fit of thousands of tensors is one matrix product.
+
+What it cannot see: elements that are zero because a whole row of the *activation* gradient was lost upstream
+leave no trace in the histogram. The estimate is then a lower bound, `n_zero` an upper one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ampwatch.stats.layout import HIST_BINS, HIST_LOG2_MIN
+
+LIMIT_LOG2: Final = -25.0  # at or below it an element rounds to zero
+MIN_ELEMENTS: Final = 64  # seen elements below which no shape is fitted
+FIRST_BIN: Final = -24 - HIST_LOG2_MIN  # the bin of the smallest subnormal
+_FINE: Final = np.arange(-60.0, 17.0, 0.125)  # log2 grid of the fitted densities
+_CHUNK: Final = 256
+
+Reals = npt.NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """Elements and gradient lost to underflow, each an array of the leading shape of the histograms.
+
+    Arguments:
+        lost: estimated number of elements that became zero, at least; float64.
+        bound: no more than so many elements can have been lost: `n_zero`; float64.
+        share: lost / (lost + elements that are not zero), in [0, 1]; 0 where there is nothing to judge.
+        bound_share: bound / (bound + elements that are not zero), in [0, 1].
+        norm_share: L2 norm of the lost elements / L2 norm of all, estimated, in [0, 1].
+        shape: index of the fitted distribution, for `share_at`; -1 where none was fitted.
+    """
+
+    lost: Reals
+    bound: Reals
+    share: Reals
+    bound_share: Reals
+    norm_share: Reals
+    shape: npt.NDArray[np.int64]
+
+
+def lost_share(hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> Estimate:
+    """Estimate what underflow took from tensors whose gradients are float16-born.
+
+    Arguments:
+        hist: (…, 64) counts, as in `stats.layout`, of the *scaled* gradient.
+        n_zero: (…) exact zeros.
+
+    Where fewer than 64 elements are not zero, no shape is fitted: the estimate is 0 and the bound says the rest.
+    """
+    counts, zeros = np.asarray(hist, dtype=np.float64), np.asarray(n_zero, dtype=np.float64)
+    flat, flat_zeros = counts.reshape(-1, HIST_BINS), zeros.reshape(-1)
+    seen = flat.sum(axis=-1)
+    shape = np.full(len(flat), -1, dtype=np.int64)
+    fitted = np.flatnonzero((flat_zeros > 0) & (seen >= MIN_ELEMENTS))
+    for start in range(0, len(fitted), _CHUNK):
+        rows = fitted[start : start + _CHUNK]
+        shape[rows] = _fit(flat[rows], flat_zeros[rows])
+    lost = np.where(shape >= 0, np.minimum(seen * _shapes().odds[shape], flat_zeros), 0.0)
+    norm = _norm_share(flat, lost, shape)
+    parts = (lost, flat_zeros, _share(lost, seen), _share(flat_zeros, seen), norm, shape)
+    return Estimate(*(cast("Reals", part.reshape(zeros.shape)) for part in parts))  # type: ignore[arg-type]
+
+
+def lost_share_at(hist: npt.ArrayLike, shift_log2: float) -> Reals:
+    """The share of the elements seen now that a scale 2^shift_log2 times smaller would lose; exact up to one bin.
+
+    Arguments:
+        hist: (…, 64) counts of the scaled gradient.
+        shift_log2: k ≥ 0: the scale would be divided by 2^k.
+    """
+    counts = np.asarray(hist, dtype=np.float64)
+    seen = counts.sum(axis=-1)
+    below = np.clip(LIMIT_LOG2 + shift_log2 - HIST_LOG2_MIN, 0, HIST_BINS)
+    whole = int(below)
+    lost = counts[..., :whole].sum(axis=-1)
+    if whole < HIST_BINS:
+        lost = lost + counts[..., whole] * (below - whole)
+    return cast("Reals", np.divide(lost, seen, out=np.zeros_like(seen), where=seen > 0))
+
+
+def share_at(shape: npt.NDArray[np.int64], raise_log2: float) -> Reals:
+    """The share that a fitted distribution would lose at a scale 2^raise_log2 times larger; 0 without a fit.
+
+    Arguments:
+        shape: `Estimate.shape`.
+    """
+    shapes = _shapes()
+    column = np.searchsorted(_FINE, LIMIT_LOG2 - raise_log2) - 1
+    return np.where(shape >= 0, shapes.cumulative[shape, max(int(column), 0)], 0.0)
+
+
+class _Shapes(NamedTuple):
+    """The grid: log-probability of each visible bin given that an element is visible, and what lies below."""
+
+    log_visible: Reals  # (shapes, visible bins)
+    odds: Reals  # (shapes,) lost elements for each visible one
+    square: Reals  # (shapes,) mean of s² over the lost elements
+    cumulative: Reals  # (shapes, fine grid)
+
+
+@cache
+def _shapes() -> _Shapes:
+    mode, left, right = (
+        a.reshape(-1, 1)
+        for a in np.meshgrid(
+            np.arange(-45.0, 8.0, 0.5), [0.15, 0.25, 0.35, 0.5, 0.7, 1.0], [0.15, 0.25, 0.4, 0.7, 1.2]
+        )
+    )
+    t = np.log(2) * (_FINE - mode)
+    with np.errstate(over="ignore"):
+        log_density = left * t - left / right * np.exp(right * t)
+    density = np.exp(log_density - log_density.max(axis=1, keepdims=True))
+    density /= density.sum(axis=1, keepdims=True)
+    cumulative = np.cumsum(density, axis=1)
+    at_edges = cumulative[:, np.searchsorted(_FINE, _true_edges()) - 1]
+    at_edges[:, -1] = 1.0
+    lost = at_edges[:, 0]
+    visible = np.clip(np.diff(at_edges, axis=1), 1e-12, None)
+    below = _FINE <= LIMIT_LOG2
+    squares = (density[:, below] * 4.0 ** _FINE[below]).sum(axis=1) / np.clip(lost, 1e-12, None)
+    log_visible = np.log(visible / visible.sum(axis=1, keepdims=True))
+    return _Shapes(log_visible, lost / np.clip(1 - lost, 1e-12, None), squares, cumulative)
+
+
+def _true_edges() -> Reals:
+    """log2 of the true magnitudes that round into each visible bin, as edges.
+
+    Subnormals are whole multiples of 2^-24, so that the bin [2^k, 2^(k+1)) holds the true magnitudes from
+    2^k - 2^-25 to 2^(k+1) - 2^-25; from 2^-17 on that no longer shows.
+    """
+    edges = 2.0 ** np.arange(-24.0, HIST_LOG2_MIN + HIST_BINS + 1)
+    return cast("Reals", np.log2(edges - 2.0**-25))
+
+
+def _fit(counts: Reals, zeros: Reals) -> npt.NDArray[np.int64]:
+    """Index of the likeliest shape of each row among those that lose no more than its zeros; -1 where none does."""
+    shapes = _shapes()
+    visible = counts[:, FIRST_BIN:]
+    likelihood = visible @ shapes.log_visible.T
+    likelihood[visible.sum(axis=1)[:, None] * shapes.odds > zeros[:, None]] = -np.inf
+    best = likelihood.argmax(axis=1)
+    return np.where(np.isfinite(likelihood[np.arange(len(best)), best]), best, -1)
+
+
+def _norm_share(counts: Reals, lost: Reals, shape: npt.NDArray[np.int64]) -> Reals:
+    middles = 4.0 ** (HIST_LOG2_MIN + np.arange(HIST_BINS) + 0.5)
+    kept = counts @ middles
+    gone = np.where(shape >= 0, lost * _shapes().square[shape], 0.0)
+    total = kept + gone
+    return cast("Reals", np.sqrt(np.divide(gone, total, out=np.zeros_like(total), where=total > 0)))
+
+
+def _share(lost: Reals, seen: Reals) -> Reals:
+    total = lost + seen
+    return cast("Reals", np.divide(lost, total, out=np.zeros_like(total), where=total > 0))

@@ -1,0 +1,44 @@
+import pytest
+from build import Run
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised", "kind"),
+    [
+        ("unscale_twice", True, "call_order"),
+        ("step_twice", True, "call_order"),
+        ("update_without_step", True, "call_order"),
+        ("unscale_in_accumulation", False, "call_order"),
+        ("missing_update", False, "call_order"),
+        ("step_without_scale", True, "call_order"),
+        ("step_without_scale", False, "scaler_bypassed"),
+        ("step_outside_scaler", False, "scaler_bypassed"),
+    ],
+)
+def test_each_fault_has_its_kind(fault: str, raised: bool, kind: str):
+    run = (
+        Run().clean(3).event("call_fault", fault=fault, optimizer=0, order=["scale"], raised=raised).clean(3)
+    )
+    (finding,) = run.findings()
+    assert (finding.kind, finding.severity, finding.first_step) == (kind, "error", 3)
+
+
+def test_the_optimizer_is_named_and_the_order_shown():
+    run = Run().event("optimizers", optimizers=[{"id": 0, "class": "AdamW"}]).clean(3)
+    run.event(
+        "call_fault",
+        fault="unscale_twice",
+        optimizer=0,
+        order=["scale", "unscale_:0", "unscale_:0"],
+        raised=True,
+    )
+    (finding,) = run.clean(1).findings()
+    assert "unscale_() was called twice for AdamW" in finding.headline
+    assert finding.evidence[0].text == "Calls: scale → unscale_:0 → unscale_:0. Seen 1 time."
+
+
+def test_what_follows_a_wrong_order_is_its_evidence():
+    run = Run().event("call_fault", fault="update_in_accumulation", optimizer=0, order=[], raised=False)
+    (finding,) = run.clean(20).broken(8).findings()
+    assert finding.kind == "call_order"
+    assert any("not finite" in e.text for e in finding.evidence)

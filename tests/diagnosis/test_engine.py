@@ -1,0 +1,110 @@
+import math
+import time
+
+import pytest
+from build import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampwatch.diagnosis import Diagnosis
+from ampwatch.records import Batch
+
+
+def test_no_data():
+    verdict = Diagnosis().verdict()
+    assert (verdict.word, verdict.severity, verdict.kind) == ("no data", None, None)
+
+
+def test_a_healthy_run_says_what_was_skipped():
+    verdict = Run(interval=100).clean(100).skip(1).clean(20).diagnosis().verdict()
+    assert (verdict.word, verdict.severity, verdict.kind) == ("healthy", "info", None)
+    assert (
+        verdict.sentence
+        == "Healthy: 120 steps taken, 1 skipped (ordinary for loss scaling); loss scale 2^16."
+    )
+
+
+def test_the_verdict_is_the_worst_finding():
+    verdict = Run().clean(10).broken(8).diagnosis().verdict()
+    assert (verdict.word, verdict.severity, verdict.kind, verdict.first_step) == (
+        "failing",
+        "fatal",
+        "nonfinite_forward",
+        10,
+    )
+
+
+def test_a_fault_that_recovered_is_a_warning():
+    assert Run().clean(10).broken(8).clean(10).diagnosis().verdict().word == "warning"
+
+
+def test_a_fault_that_comes_again_is_one_finding():
+    run = Run().clean(10).broken(1).clean(10).broken(1).clean(10)
+    (finding,) = run.findings()
+    assert (finding.kind, finding.first_attempt, finding.last_attempt) == ("bad_batch", 10, 21)
+    assert finding.evidence[-1].text == "Seen 2 times, the last time at step 20 (attempt 21)."
+
+
+def test_ranks_that_say_the_same_are_one_finding():
+    runs = [Run(producer=f"{rank:032x}", rank=rank).clean(10).broken(3) for rank in range(3)]
+    (finding,) = Diagnosis.from_batches(b for run in runs for b in run.batches()).findings()
+    assert finding.rank == 0
+    assert finding.evidence[-1].text == "The same on 2 other ranks: 1, 2."
+
+
+def test_streams_are_judged_apart():
+    run = Run().clean(40)
+    for row in run.rows[1::2]:
+        row |= {"stream": 1, "loss": 50.0, "norm": 900.0}
+    assert run.kinds() == []
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    run = Run(interval=draw(st.sampled_from([7, 50])))
+    for length, what in draw(st.lists(st.tuples(st.integers(1, 40), st.sampled_from("csbr")), max_size=12)):
+        if what == "c":
+            run.clean(length).tensor({-24: 300, -20: 300}, zeros=400)
+        elif what == "r":
+            run.clean(loss=[1.3**i for i in range(length)], norm=[1.3**i for i in range(length)])
+        else:
+            run.skip(length % 9 + 1, loss=1.0 if what == "s" else math.nan)
+            run.event("call_fault", fault="step_twice", optimizer=0, order=[], raised=True)
+    return run.event("origin", attempt=0, origins={"0": "float16"})
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs(), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_any_order_and_any_parts_give_the_same_findings(run: Run, size: int, random):
+    whole = run.findings()
+    diagnosis, batches = Diagnosis(), run.batches(size)
+    for batch in random.sample([*batches, *batches], 2 * len(batches)):
+        diagnosis.add(batch)
+        if random.random() < 0.2:
+            diagnosis.findings()
+    assert diagnosis.findings() == whole
+
+
+def batches_of(attempts: int) -> list[Batch]:
+    run = Run(interval=200)
+    while len(run.rows) < attempts:
+        run.clean(400).skip(1)
+    return run.batches(50)
+
+
+def seconds_per_batch(diagnosis: Diagnosis, batches: list[Batch]) -> float:
+    start = time.process_time()
+    for batch in batches:
+        diagnosis.add(batch)
+        diagnosis.findings()
+    return (time.process_time() - start) / len(batches)
+
+
+@pytest.mark.parametrize("attempts", [40_000])
+def test_the_cost_of_a_batch_does_not_grow_with_the_run(attempts: int):
+    diagnosis, batches = Diagnosis(), batches_of(attempts)
+    early = seconds_per_batch(diagnosis, batches[:100])
+    for batch in batches[100:-100]:
+        diagnosis.add(batch)
+    diagnosis.findings()
+    assert seconds_per_batch(diagnosis, batches[-100:]) < 2 * early + 1e-3

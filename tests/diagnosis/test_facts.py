@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+from ampwatch.diagnosis.rows import Ledger
+from ampwatch.diagnosis.samples import NEWEST, Samples
+from ampwatch.diagnosis.sketch import Sketch
+
+
+def test_a_percentile_is_right_within_a_sixteenth_of_an_octave():
+    values = np.linspace(-100, 1000, 10_001)
+    sketch = Sketch()
+    sketch.add(values[:7000])
+    for q in (1, 50, 99):
+        assert sketch.percentile(q, values[7000:]) == pytest.approx(np.percentile(values, q), rel=0.045)
+
+
+def test_zeros_and_what_is_not_finite():
+    sketch = Sketch()
+    assert np.isnan(sketch.percentile(50, np.array([np.nan, np.inf])))
+    sketch.add(np.array([0.0, 0.0, 1.0, np.nan]))
+    assert sketch.percentile(50, np.empty(0)) == 0.0
+
+
+def table(*attempts: int) -> dict[str, np.ndarray]:
+    return {"attempt": np.array(attempts), "scale": np.ones(len(attempts)), "step": np.array(attempts) * 10}
+
+
+def test_rows_in_order_are_taken_once():
+    ledger = Ledger()
+    ledger.add(table(0, 1))
+    assert [r["attempt"].tolist() for r in [ledger.take()[0], ledger.take()[0]]] == [[0, 1], []]
+    ledger.add(table(2))
+    rows, again = ledger.take()
+    assert (rows["attempt"].tolist(), again) == ([2], False)
+
+
+def test_a_late_row_gives_all_again():
+    ledger = Ledger()
+    ledger.add(table(0, 3))
+    ledger.take()
+    ledger.add(table(2, 1))
+    rows, again = ledger.take()
+    assert (rows["attempt"].tolist(), again) == ([0, 1, 2, 3], True)
+
+
+def test_the_step_at_an_attempt_is_that_of_the_row_before():
+    ledger = Ledger()
+    ledger.add(table(4, 6))
+    ledger.take()
+    assert [ledger.step_of(a) for a in (3, 4, 5, 6, 9)] == [3, 40, 40, 60, 60]
+
+
+def test_a_trace_without_found_inf_takes_a_scale_that_fell_for_a_skip():
+    ledger = Ledger()
+    ledger.add(
+        {
+            "attempt": np.arange(3),
+            "scale": np.array([4.0, 2.0, 2.0]),
+            "scale_after": np.array([2.0, 2.0, 4.0]),
+        }
+    )
+    assert ledger.take()[0]["skipped"].tolist() == [True, False, False]
+
+
+def test_old_samples_are_thinned_and_the_newest_kept():
+    samples = Samples()
+    for attempt in range(5000):
+        samples.add(table(attempt) | {"tensor": np.array([0]), "numel": np.array([1])})
+    kept = [sample.attempt for sample in samples]
+    assert kept[-NEWEST:] == list(range(5000 - NEWEST, 5000))
+    assert (kept[0], len(kept) < 400) == (0, True)

@@ -1,0 +1,78 @@
+from build import Run
+
+ORIGIN = dict(
+    module="blocks.1.attention",
+    module_type="Attention",
+    input_max_abs=3.5,
+    input_n_nonfinite=0,
+    output_n_inf=0,
+    output_n_nan=2048,
+    output_max_abs=0.0,
+    children_max_abs=60.0,
+)
+SEARCH = dict(origin=ORIGIN, path=[ORIGIN], inputs_finite=True, parameters_finite=True, outputs_finite=False)
+
+
+def searched(**changes: object) -> Run:
+    """A run that breaks at attempt 100, searched at the third broken attempt."""
+    run = Run().clean(100).broken(2)
+    return run.event("forward_search", **(SEARCH | changes)).broken(4)
+
+
+def test_one_nonfinite_loss_is_a_bad_batch():
+    assert Run().clean(100).broken(1).kinds() == [("bad_batch", "warning", "open")]
+    run = Run().clean(100).broken(1).clean(5)
+    assert run.kinds() == [("bad_batch", "warning", "recovered")]
+    assert "at step 100, for one attempt only" in run.findings()[0].headline
+
+
+def test_two_nonfinite_losses_in_a_row_are_fatal():
+    (finding,) = Run().clean(100).broken(2).findings()
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("nonfinite_forward", "fatal", 100)
+
+
+def test_finite_inputs_and_nonfinite_output_are_forward_overflow():
+    (finding,) = searched().findings()
+    assert (finding.kind, finding.severity, finding.state) == ("forward_overflow", "fatal", "open")
+    assert (finding.module, finding.first_step, finding.last_attempt) == ("blocks.1.attention", 100, 105)
+    assert finding.confidence == 0.95
+    texts = [e.text for e in finding.evidence]
+    assert "The inputs of blocks.1.attention are finite, the largest magnitude is 3.5." in texts
+    assert any("halved 6 times, from 2^16 to 2^10, to no avail" in text for text in texts)
+
+
+def test_overflow_that_ended_is_told_as_recovered():
+    (finding,) = searched().clean(3).findings()
+    assert finding.state == "recovered"
+    assert finding.headline.endswith("It recovered at step 100 (attempt 106).")
+
+
+def test_small_magnitudes_lower_the_confidence():
+    (finding,) = searched(origin=ORIGIN | {"children_max_abs": 3.0}).findings()
+    assert (finding.kind, finding.confidence) == ("forward_overflow", 0.75)
+
+
+def test_nonfinite_inputs_are_not_overflow():
+    (finding,) = searched(origin=ORIGIN | {"input_n_nonfinite": 7}).findings()
+    assert finding.kind == "nonfinite_forward"
+    (finding,) = searched(inputs_finite=False, origin=None).findings()
+    assert (finding.kind, finding.headline.count("the inputs of the model")) == ("nonfinite_forward", 1)
+
+
+def test_a_loss_that_breaks_by_itself_is_not_overflow_of_the_model():
+    (finding,) = searched(outputs_finite=True, origin=None).findings()
+    assert (finding.kind, "the loss itself" in finding.headline) == ("nonfinite_forward", True)
+
+
+def test_parameters_that_are_not_finite_are_named():
+    run = searched(parameters_finite=False)
+    run.event("finite_check", attempt=102, parameters=dict(checked=9, nonfinite=["head.weight"], count=1))
+    (finding,) = run.findings()
+    assert (finding.kind, "head.weight" in finding.headline) == ("nonfinite_forward", True)
+
+
+def test_advice_never_lowers_the_scale():
+    said = " ".join(a.text for a in searched().findings()[0].advice)
+    assert "Not a cure: a lower loss scale" in said
+    assert "float32" in said
+    assert "bfloat16" in said

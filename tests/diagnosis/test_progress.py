@@ -1,0 +1,30 @@
+import math
+
+from build import Run
+
+from ampwatch.records import MISSING
+
+
+def test_finite_loss_at_scale_1_is_an_error_and_five_later_fatal():
+    assert Run().skip(17).kinds() == [("no_updates", "error", "open")]
+    assert Run().skip(21).kinds() == [("no_updates", "error", "open")]
+    assert Run().skip(22).kinds() == [("no_updates", "fatal", "open")]
+
+
+def test_a_summed_loss_that_settles_below_1_is_healthy():
+    assert Run().skip(18).clean(200).kinds() == [("calibration", "info", "explained")]
+
+
+def test_nothing_learned_is_evidence_of_a_forward_that_breaks_from_the_start():
+    (finding,) = Run().broken(12).findings()
+    assert finding.kind == "nonfinite_forward"
+    assert any("Nothing has been learned since step 0" in e.text for e in finding.evidence)
+
+
+def test_an_unknown_loss_counts_as_finite():
+    assert Run().skip(22, loss=MISSING).kinds() == [("no_updates", "fatal", "open")]
+    assert Run().skip(22, loss=math.nan).kinds() == [("nonfinite_forward", "fatal", "open")]
+
+
+def test_a_probe_at_a_scale_below_1_is_healthy():
+    assert Run(scale=0.5).clean(300).skip(1).kinds() == [("growth_probe", "info", "explained")]
