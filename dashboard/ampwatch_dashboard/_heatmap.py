@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ._text import escape, finite, moment_text, number_text, shorten
-from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
+from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout, color_bar
 
 Json = Mapping[str, Any]
 
@@ -39,6 +39,14 @@ STATS: Final = {
     "headroom_log2": Stat("headroom below 65504", "binades"),
     "norm": Stat("gradient norm (L2)", "magnitude"),
     "nonfinite": Stat("inf and NaN", "count"),
+}
+
+
+_BAR_UNITS: Final = {
+    "share": ", share of elements",
+    "binades": ", binades",
+    "count": ", elements",
+    "magnitude": "",
 }
 
 
@@ -118,7 +126,7 @@ def _coloring(stat: Stat, rows: Sequence[Sequence[float | None]], palette: Palet
     values = [z for row in rows for z in (_colored(stat, value) for value in row) if z is not None]
     top = max(values, default=1.0)
     ramp = [list(stop) for stop in palette.badness]
-    bar = _bar(stat, palette)
+    bar = color_bar(palette, stat.title + _BAR_UNITS[stat.kind])
     if stat.kind == "share":
         return {
             "colorscale": ramp,
@@ -149,37 +157,12 @@ def _decades(low: float, high: float, offset: int = 0) -> dict[str, Any]:
     )
 
 
-def _bar(stat: Stat, palette: Palette) -> dict[str, Any]:
-    return {
-        "title": {
-            "text": stat.title + _bar_unit(stat),
-            "side": "top",
-            "font": {"size": 12, "color": palette.muted},
-        },
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1,
-        "yanchor": "bottom",
-        "ypad": 8,
-        "len": 0.45,
-        "thickness": 8,
-        "outlinewidth": 0,
-    }
-
-
-def _bar_unit(stat: Stat) -> str:
-    return {"share": ", share of elements", "binades": ", binades", "count": ", elements", "magnitude": ""}[
-        stat.kind
-    ]
-
-
 def _layout(tensors: Sequence[Json], palette: Palette) -> dict[str, Any]:
     return base_layout(palette) | {
         "height": _FRAME_PX + _ROW_PX * max(3, len(tensors)),
-        "margin": {"l": 24, "r": 16, "t": 56, "b": 40},
+        "margin": {"l": 24, "r": 16, "t": 8, "b": 48},
         "hovermode": "closest",
-        "xaxis": axis(palette, "attempt", tickformat=",d", showgrid=False),
+        "xaxis": axis(palette, "attempt", tickformat=",d", showgrid=False, automargin=False),
         "yaxis": axis(
             palette,
             range=[len(tensors) - 0.5, -0.5],

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ._text import moment_text, scale_text
-from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
+from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout, color_bar
 
 Json = Mapping[str, Any]
 
@@ -17,7 +17,7 @@ LIMITS: Final = (
     (-24, "smallest subnormal, 2<sup>−24</sup>"),
 )
 _MARGIN_BINS: Final = 2  # empty bins shown around the filled ones and the limits
-_LEAST: Final = 1e-7  # share of elements at the dark end of the ramp
+_LEAST: Final = 1e-5  # share of elements at the dark end of the ramp
 
 
 def histogram(histograms: Json, theme: Theme) -> Figure:
@@ -43,7 +43,7 @@ def histogram(histograms: Json, theme: Theme) -> Figure:
         "hoverongaps": False,
         "colorscale": "Cividis",
         "zmin": math.log10(_LEAST),
-        "zmax": 0,
+        "zmax": math.log10(max((n for row in shares for n in row if n), default=1.0)),
         "colorbar": _bar(palette),
     }
     return {"data": [trace], "layout": _layout([bins[b] for b in filled], palette)}
@@ -71,33 +71,20 @@ def _text(histograms: Json, i: int, b: int, share: float | None) -> str:
 
 
 def _bar(palette: Palette) -> dict[str, Any]:
-    powers = range(round(math.log10(_LEAST)), 1, 2)
-    return {
-        "title": {
-            "text": "share of non-zero elements",
-            "side": "top",
-            "font": {"size": 12, "color": palette.muted},
-        },
+    powers = range(round(math.log10(_LEAST)), 0)
+    texts = [f"10<sup>−{-k}</sup>" for k in powers]
+    return color_bar(palette, "share of non-zero elements") | {
         "tickvals": [*powers, 0],
-        "ticktext": [*(f"10<sup>−{-k}</sup>" for k in powers), "1"],
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1,
-        "yanchor": "bottom",
-        "ypad": 8,
-        "len": 0.45,
-        "thickness": 8,
-        "outlinewidth": 0,
+        "ticktext": [*texts, "1"],
     }
 
 
 def _layout(filled: Sequence[int], palette: Palette) -> dict[str, Any]:
     shown = [*filled, *(at for at, _ in LIMITS)]
     return base_layout(palette) | {
-        "margin": {"l": 56, "r": 16, "t": 56, "b": 40},
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 48},
         "hovermode": "closest",
-        "xaxis": axis(palette, "attempt", tickformat=",d", showgrid=False),
+        "xaxis": axis(palette, "attempt", tickformat=",d", showgrid=False, automargin=False),
         "yaxis": axis(
             palette,
             "|scaled gradient|",

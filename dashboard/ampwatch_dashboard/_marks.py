@@ -11,11 +11,11 @@ from ._theme import Palette
 Json = Mapping[str, Any]
 
 SYMBOLS: Final = {
-    "skip": "x-thin",
     "growth": "triangle-up",
     "backoff": "triangle-down",
     "set": "diamond",
     "restored": "star",
+    "skip": "x-thin",  # last: drawn over the backoff that goes with it
 }
 NAMES: Final = {
     "skip": "skipped step",
@@ -24,6 +24,7 @@ NAMES: Final = {
     "set": "scale set",
     "restored": "scale restored",
 }
+_FEW: Final = 60
 _TOP: Final = 0.93  # height in the loss panel of the marks for losses that have no height
 
 
@@ -39,7 +40,12 @@ def event_traces(events: Iterable[Json], palette: Palette) -> list[dict[str, Any
 def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[str, Any]:
     height = "scale" if kind == "skip" else "scale_after"
     color = palette.marks[kind]
-    marker = {"symbol": SYMBOLS[kind], "size": 9, "color": color, "line": {"color": color, "width": 0}}
+    marker = {
+        "symbol": SYMBOLS[kind],
+        "size": _size(len(events)),
+        "color": color,
+        "line": {"color": color, "width": 0},
+    }
     if kind == "skip":
         marker["line"] = {"color": color, "width": 2}
     return {
@@ -54,6 +60,11 @@ def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[st
         "text": [_event_text(event) for event in events],
         "hovertemplate": "%{text}<extra></extra>",
     }
+
+
+def _size(marks: int) -> float:
+    """In pixels: smaller where there are many, so that a long run of skips stays a line of marks."""
+    return 9 if marks <= _FEW else 6
 
 
 def _event_text(event: Json) -> str:
@@ -92,7 +103,12 @@ def _nonfinite_trace(streams: Sequence[Json], key: str, name: str, symbol: str, 
         "y": [_TOP] * len(points),
         "xaxis": "x",
         "yaxis": "y4",
-        "marker": {"symbol": symbol, "size": 8, "color": color, "line": {"color": color, "width": 1}},
+        "marker": {
+            "symbol": symbol,
+            "size": _size(len(points)) - 1,
+            "color": color,
+            "line": {"color": color, "width": 1},
+        },
         "text": [
             f"<b>{name}</b> at {n:,} of {s['stride']:,} attempts<br>{moment_text(s['step'][i], s['attempt'][i])}"
             for s, i, n in points

@@ -111,3 +111,19 @@ def axis(palette: Palette, title: str = "", **more: Any) -> dict[str, Any]:
         "automargin": True,
         **more,
     }
+
+
+def color_bar(palette: Palette, title: str) -> dict[str, Any]:
+    """A thin colour bar above the upper left corner of the plot."""
+    return {
+        "title": {"text": title, "side": "top", "font": {"size": 12, "color": palette.muted}},
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "bottom",
+        "ypad": 8,
+        "len": 0.45,
+        "thickness": 8,
+        "outlinewidth": 0,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ Json = Mapping[str, Any]
 _LOG_FROM_RATIO: Final = 50.0  # a panel whose largest value is this many times its smallest gets a log axis
 _SHORT: Final = 80  # up to so many points each one gets a dot, so that one between two gaps is seen
 _SCALE_TICKS: Final = 5
+_TICK_STEPS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # binades; float64 has 2,098
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Panel:
         return self.yaxis.replace("y", "yaxis")
 
 
-SCALE: Final = Panel("scale", "loss scale", "y", (0.64, 1.0))
-LOSS: Final = Panel("loss", "loss", "y2", (0.33, 0.6))
-NORM: Final = Panel("norm", "gradient norm (L2)", "y3", (0.0, 0.29))
+SCALE: Final = Panel("scale", "loss scale", "y", (0.66, 1.0))
+LOSS: Final = Panel("loss", "loss", "y2", (0.34, 0.6))
+NORM: Final = Panel("norm", "gradient norm (L2)", "y3", (0.0, 0.27))
 PANELS: Final = (SCALE, LOSS, NORM)
 
 
@@ -163,10 +165,10 @@ def _layout(streams: Sequence[Json], findings: list[Json], palette: Palette) -> 
     layout = base_layout(palette)
     shapes, annotations = finding_shapes(findings, palette)
     layout |= {
-        "margin": {"l": 56, "r": 16, "t": 40, "b": 40},
+        "margin": {"l": 56, "r": 16, "t": 56, "b": 40},
         "hovermode": "closest",
         "showlegend": True,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.05, "yanchor": "bottom", "itemsizing": "constant"},
         "xaxis": axis(palette, "attempt", anchor="y3", domain=[0, 1], tickformat=",d", showspikes=True)
         | {"spikemode": "across", "spikethickness": 1, "spikedash": "solid", "spikecolor": palette.border},
         "yaxis4": {"overlaying": "y2", "range": [0, 1], "visible": False, "fixedrange": True},
@@ -188,11 +190,8 @@ def _panel_title(panel: Panel, palette: Palette) -> dict[str, Any]:
         "x": 0,
         "xanchor": "left",
         "y": panel.domain[1],
-        "yanchor": "top",
+        "yanchor": "bottom",
         "showarrow": False,
-        "bgcolor": palette.surface,
-        "borderpad": 2,
-        "opacity": 0.9,
         "font": {"size": 12, "color": palette.ink},
     }
 
@@ -206,9 +205,9 @@ def _values(panel: Panel, streams: Sequence[Json]) -> list[float]:
 def _scale_axis(streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
     """Powers of two as ticks, with room for the marks above and below the line."""
     values = _values(SCALE, streams) or [0.0]
-    low, high = int(min(values) // 1), int(-(-max(values) // 1))
-    every = max(1, -(-(high - low) // _SCALE_TICKS))
-    ticks = list(range(low, high + 1, every)) if high > low else [low - 1, low, low + 1]
+    low, high = math.floor(min(values)), math.ceil(max(values))
+    every = next(n for n in _TICK_STEPS if (high - low) / n <= _SCALE_TICKS)
+    ticks = list(range(-(-(low - 1) // every) * every, high + 2, every))
     room = max(1.0, 0.12 * (high - low))
     return axis(
         palette,

@@ -2,13 +2,15 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const shown = (children) => [children].flat(Infinity).filter((child) => child != null && child !== false);
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter((child) => child != null && child !== false));
+  element.append(...shown(children));
   return element;
 }
 
@@ -25,6 +27,6 @@ export function render(element, key, build) {
   const text = JSON.stringify(key);
   if (element.renderedKey === text) return false;
   element.renderedKey = text;
-  element.replaceChildren(...[build()].flat());
+  element.replaceChildren(...shown(build()));
   return true;
 }

@@ -3,7 +3,8 @@
 import { get, runPath } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render } from "./dom.js";
-import { count, dateTime, plural, real, scale } from "./format.js";
+import { count, dateTime, plural, real } from "./format.js";
+import { scale } from "./math.js";
 import { notice, problemNotice } from "./shell.js";
 
 const PAGE = 100;
@@ -57,7 +58,7 @@ function row(event, go) {
 
 function scaleText(data) {
   if (data.scale === undefined) return "";
-  return data.scale_after === undefined || data.scale_after === data.scale ? scale(data.scale) : `${scale(data.scale)} → ${scale(data.scale_after)}`;
+  return data.scale_after === undefined || data.scale_after === data.scale ? scale(data.scale) : [scale(data.scale), " → ", scale(data.scale_after)];
 }
 
 const DETAILS = {

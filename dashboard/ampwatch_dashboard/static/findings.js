@@ -3,6 +3,7 @@
 import { byId, h, render } from "./dom.js";
 import { count, moment } from "./format.js";
 import { icon } from "./icons.js";
+import { prose } from "./math.js";
 import { address } from "./state.js";
 import { notice } from "./shell.js";
 
@@ -35,7 +36,7 @@ function card(finding, open, go) {
       "summary",
       {},
       h("span", { class: "finding-kind" }, icon(finding.severity), SEVERITY[finding.severity], " · ", words(finding.kind)),
-      h("h3", {}, finding.headline),
+      h("h3", {}, prose(finding.headline)),
     ),
     h("p", { class: "muted small" }, about(finding)),
     momentLink({ finding: finding.key, at: null }, span(finding), "Show on the timeline: ", go),
@@ -66,7 +67,7 @@ function span(finding) {
 function evidence(item, finding, go) {
   const link = item.attempt >= 0 && momentLink({ finding: finding.key, at: item.attempt }, `attempt ${count(item.attempt)}`, "", go);
   const tensor = item.tensor && !item.text.includes(item.tensor) && h("code", {}, item.tensor);
-  return h("li", {}, item.text, tensor && [" ", tensor], link && [" ", link]);
+  return h("li", {}, prose(item.text), tensor && [" ", tensor], link && [" ", link]);
 }
 
 /** A real link, so that it can be copied and opened elsewhere; here it moves the view instead of loading the page. */
@@ -80,12 +81,13 @@ function momentLink(patch, text, before, go) {
   return h("a", { class: "moment", href, onclick }, before && h("span", { class: "visually-hidden" }, before), text);
 }
 
-const advice = (item) => h("li", {}, item.text, item.code && codeBlock(item.code));
+const advice = (item) => h("li", {}, prose(item.text), item.code && codeBlock(item.code));
 
 function codeBlock(code) {
   const block = h("code", {}, code);
   const button = h("button", { class: "button quiet copy", type: "button", onclick: () => copy(code, block, button) }, "Copy");
-  return h("div", { class: "code" }, h("pre", { tabindex: "0", "aria-label": "Code to paste" }, block), button);
+  const head = h("div", { class: "code-head" }, "Python", button);
+  return h("div", { class: "code" }, head, h("pre", { tabindex: "0", role: "region", "aria-label": "Code to paste" }, block));
 }
 
 /** Browsers give the clipboard to secure pages only; on a plain-http host the code is selected instead. */

@@ -2,7 +2,6 @@
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const NAMED = { NaN: "NaN", Infinity: "∞", "-Infinity": "−∞" };
-const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 export const MISSING = "–";
 
 export const count = (value) => (value == null ? MISSING : integer.format(value));
@@ -17,16 +16,6 @@ export function real(value, digits = 4) {
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e").replace("-", "−");
   return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value);
 }
-
-/** 2¹⁶ where a number is a power of two, else null. */
-export function powerOfTwo(value) {
-  const exponent = Math.log2(value);
-  if (!Number.isInteger(exponent)) return null;
-  const digits = [...String(Math.abs(exponent))].map((digit) => SUPERSCRIPT[digit]).join("");
-  return `2${exponent < 0 ? "⁻" : ""}${digits}`;
-}
-
-export const scale = (value) => (typeof value === "number" && powerOfTwo(value)) || real(value, 6);
 
 export function percent(part, whole) {
   if (!whole) return MISSING;

@@ -7,11 +7,14 @@ const CONFIG = {
   responsive: true,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
 };
+const NARROW_PX = 520;
+const SHORT_AXIS = 8; // ticks; more than that are names
 const touch = matchMedia("(pointer: coarse)");
 
 let loading = null;
 
-function plotly() {
+/** Begin to load; `draw` waits for it. */
+export function plotly() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = new URL("assets/plotly.min.js", ROOT);
@@ -28,8 +31,15 @@ export async function draw(element, figure, range, name) {
   const { data, layout } = figure;
   layout.dragmode = touch.matches ? false : "zoom"; // a finger scrolls the page
   showRange(layout.xaxis, range);
+  if (element.clientWidth < NARROW_PX) makeNarrow(figure);
   if (layout.height) element.style.height = `${layout.height}px`;
   await react(element, data, layout, { ...CONFIG, toImageButtonOptions: { filename: name, scale: 2 } });
+}
+
+/** Without the names of tensors, which hovering and the list still tell, and the colour bar's title. */
+function makeNarrow({ data, layout }) {
+  if (layout.yaxis.ticktext?.length > SHORT_AXIS) layout.yaxis.showticklabels = false;
+  for (const { colorbar } of data) if (colorbar) colorbar.title.text = "";
 }
 
 function showRange(xaxis, range) {

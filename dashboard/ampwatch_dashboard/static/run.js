@@ -5,6 +5,7 @@ import { byId, render } from "./dom.js";
 import { loadEvents, setUpEvents } from "./events.js";
 import { showFindings } from "./findings.js";
 import { follow, throttle } from "./live.js";
+import { plotly } from "./plot.js";
 import { problemNotice, setUpTheme } from "./shell.js";
 import { read, write } from "./state.js";
 import { showSummary } from "./summary.js";
@@ -20,6 +21,7 @@ const run = decodeURIComponent(location.pathname.split("/").at(-1));
 let findings = [];
 let verdict = null;
 let tensors = [];
+let attempts = 0; // of the process that has recorded most
 
 function view() {
   const state = read();
@@ -32,11 +34,13 @@ function view() {
 /** The part of the run around a moment or a finding; null where the address names none, or one that is gone. */
 function momentRange(key, at) {
   const finding = findings.find((one) => one.key === key);
-  if (at !== null) return [Math.max(0, at - BESIDE_MOMENT), at + BESIDE_MOMENT];
+  if (at !== null) return within(at - BESIDE_MOMENT, at + BESIDE_MOMENT);
   if (!finding || finding.first_attempt < 0) return null;
   const beside = Math.max(BESIDE_MOMENT, 0.5 * (finding.last_attempt - finding.first_attempt));
-  return [Math.max(0, finding.first_attempt - beside), finding.last_attempt + beside];
+  return within(finding.first_attempt - beside, finding.last_attempt + beside);
 }
+
+const within = (from, to) => [Math.max(-0.5, from), Math.min(to, Math.max(attempts, from + 1))];
 
 async function load() {
   try {
@@ -44,6 +48,7 @@ async function load() {
     ({ findings, verdict } = found);
     byId("page").hidden = false;
     byId("problem").replaceChildren();
+    attempts = Math.max(0, ...about.producers.map((producer) => producer.attempts));
     showSummary(about);
     showFindings(findings, verdict, view().finding, go);
     tensors = await loadTensors(run);
@@ -102,6 +107,7 @@ function setUp() {
 }
 
 setUp();
+plotly().catch(() => {}); // draw() tells of it
 await load();
 const refresh = throttle(load, REFRESH_MS);
 follow({ run, onrun: refresh, onresume: refresh });

@@ -3,8 +3,9 @@
 import { get, getAll, ROOT } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render } from "./dom.js";
-import { ago, count, dateTime, percent, plural, real, scale } from "./format.js";
+import { ago, count, dateTime, percent, plural, real } from "./format.js";
 import { follow, throttle } from "./live.js";
+import { prose, scale } from "./math.js";
 import { notice, problemNotice, setUpTheme } from "./shell.js";
 import { sparkline } from "./sparkline.js";
 import { read, write } from "./state.js";
@@ -41,7 +42,7 @@ async function loadMany(query) {
 
 function show() {
   byId("summary").textContent = runs.length ? summary() : "";
-  render(byId("runs"), [runs, more, minute()], () => (runs.length ? [table(), more && moreButton()].filter(Boolean) : empty()));
+  render(byId("runs"), [runs, more, minute()], () => (runs.length ? [table(), more && moreButton()] : empty()));
 }
 
 const minute = () => Math.floor(Date.now() / TICK_MS); // what is relative to now grows old
@@ -100,7 +101,7 @@ function row(run) {
   const cells = [
     [nameCell(run), "name"],
     [status(run.status), "state"],
-    [[badge(run.verdict.word), h("span", { class: "sentence" }, run.verdict.sentence)], "verdict-cell"],
+    [[badge(run.verdict.word), h("span", { class: "sentence" }, prose(run.verdict.sentence))], "verdict-cell"],
     [percent(run.skipped, run.attempts), "number", `${count(run.skipped)} of ${plural(run.attempts, "attempt")}`],
     [scale(run.scale), "number", `${real(run.scale, 12)}`],
     [lossCell(run), "loss"],

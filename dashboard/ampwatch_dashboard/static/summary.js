@@ -1,8 +1,9 @@
 // The head of a run: its name and state, the verdict, the numbers of now, and what it is made of.
 
 import { byId, h, render } from "./dom.js";
-import { ago, count, dateTime, percent, plural, real, scale } from "./format.js";
+import { ago, count, dateTime, percent, plural, real } from "./format.js";
 import { icon } from "./icons.js";
+import { isPower, prose, scale } from "./math.js";
 import { status, WORDS } from "./verdict.js";
 
 export function showSummary(run) {
@@ -26,7 +27,7 @@ function meta(run) {
 function verdictText(verdict) {
   return [
     h("span", { class: "verdict-icon" }, icon(verdict.word, 28)),
-    h("div", {}, h("p", { class: "verdict-word" }, WORDS[verdict.word]), h("p", { class: "verdict-sentence" }, verdict.sentence)),
+    h("div", {}, h("p", { class: "verdict-word" }, WORDS[verdict.word]), h("p", { class: "verdict-sentence" }, prose(verdict.sentence))),
   ];
 }
 
@@ -34,14 +35,14 @@ function facts(run) {
   return [
     fact("Attempts", count(run.attempts)),
     fact("Steps skipped", percent(run.skipped, run.attempts), `${count(run.skipped)} of ${count(run.attempts)}`),
-    fact("Loss scale now", scale(run.scale), real(run.scale, 12)),
+    fact("Loss scale now", scale(run.scale), isPower(run.scale) && real(run.scale, 12)),
     fact("Loss now", real(run.loss)),
     fact("Step now", count(run.step)),
     fact("Ranks", count(run.world_size)),
   ];
 }
 
-const fact = (name, value, more) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value, more && more !== value && h("small", {}, more)));
+const fact = (name, value, more) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value, more && h("small", {}, more)));
 
 function about(run) {
   const started = h("p", { class: "muted" }, `Started ${dateTime(run.started)}, last record ${dateTime(run.last_seen)}.`);

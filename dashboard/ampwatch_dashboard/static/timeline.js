@@ -31,7 +31,7 @@ export async function drawTimeline(run, view, moved) {
 function mark(layout, view) {
   const accent = getComputedStyle(element).getPropertyValue("--accent");
   for (const shape of layout.shapes) {
-    if (shape.name === view.finding) Object.assign(shape, { opacity: 0.3, line: { width: 1.5, color: accent } });
+    if (shape.name === view.finding) Object.assign(shape, { line: { width: 2, color: accent } });
   }
   if (view.at === null) return;
   layout.shapes.push({
