@@ -1,0 +1,154 @@
+"""What all observers share: an observation, a hook that cannot hurt, and a look at many tensors at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .guard import guard
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+Decode: TypeAlias = Callable[[Numbers], dict[str, Any]]
+
+DTYPES: Final = frozenset(
+    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an observer has seen, as numbers on the device and the function that reads them.
+
+    Arguments:
+        type: of the event that it becomes (docs/format.md).
+        values: one-dimensional float64 on the device; may be empty.
+        decode: pure; from the values in host memory to the data of the event.
+    """
+
+    type: str
+    values: Tensor
+    decode: Decode
+
+
+class Hook:
+    """A hook of ours on somebody's module or parameter: returns None, and keeps what it raises to itself.
+
+    It does nothing while a graph is compiled or captured. A copied or pickled model takes along a function that
+    does nothing, since what a hook feeds belongs to this process.
+    """
+
+    def __init__(self, where: str, see: Callable[..., None]) -> None:
+        self._see = see
+        self._guard = guard(where)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Hand the hook's arguments on."""
+        if torch.compiler.is_compiling() or _captures():
+            return
+        with self._guard:
+            self._see(*arguments)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _make_inert, ()
+
+
+def inert(*_arguments: Any) -> None:
+    """What a hook is in a copy of the model."""
+
+
+def _make_inert() -> Callable[..., None]:
+    return inert
+
+
+def _captures() -> bool:
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
+
+
+class Observer(ABC):
+    """Something that looks by hooks, from `arm` to `disarm`; what it has seen is kept until it is armed again."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def arm(self) -> None:
+        """Forget what was seen and put the hooks on; nothing if they are on. No synchronisation."""
+        if not self._handles:
+            self._forget()
+            for handle in self._attach():
+                self._handles.append(handle)  # one by one: if the next fails, disarm still finds this one
+
+    def disarm(self) -> None:
+        """Take all hooks off. No synchronisation."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @abstractmethod
+    def collect(self) -> Observation | None:
+        """What was seen since `arm`, None if nothing was. No synchronisation."""
+
+    @abstractmethod
+    def _forget(self) -> None: ...
+
+    @abstractmethod
+    def _attach(self) -> Iterator[RemovableHandle]: ...
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is a real or complex one in this process's memory: no wrapper, not lazy, not on `meta`."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in DTYPES and not tensor.is_meta
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The plain tensors in what a module is given or returns, nested in tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        if is_plain(value):
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors_in_all(value.values())
+    elif isinstance(value, (tuple, list)):
+        yield from _tensors_in_all(value)
+    elif is_dataclass(value):
+        yield from _tensors_in_all(getattr(value, field.name) for field in fields(value))
+
+
+def _tensors_in_all(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        yield from tensors_in(value)
+
+
+@torch.no_grad()
+def magnitudes(tensors: Sequence[Tensor]) -> Tensor:
+    """Largest magnitude of each tensor: NaN if it holds NaN, else inf if it holds inf.
+
+    Arguments:
+        tensors: plain ones, on any devices.
+    Returns: (n,) float64 on the first tensor's device, empty on the CPU for no tensor; 0 for an empty tensor.
+    Synchronisation: none.
+    """
+    return gathered([_magnitude(tensor) for tensor in tensors])
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    if not tensor.numel():
+        return torch.zeros((), device=tensor.device)
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    largest: Tensor = torch.linalg.vector_norm(real, torch.inf)
+    return largest
+
+
+def gathered(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors as one float64 vector, on the device of the first; no synchronisation."""
+    if not parts:
+        return torch.empty(0, dtype=torch.float64)
+    device = parts[0].device
+    return torch.cat([part.reshape(-1).to(device, torch.float64, non_blocking=True) for part in parts])

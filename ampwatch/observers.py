@@ -1,0 +1,209 @@
+"""Observers: what hooks see of a training, each bounded in time and removable (docs/numerics.md, section 2).
+
+    probe = OriginProbe([(0, weight), (1, bias)])
+    probe.arm()
+    ...                      # forward and backward
+    probe.disarm()
+    probe.collect()          # an Observation: numbers on the device, and how to read them
+
+No hook synchronises, holds a lock or raises; a model with hooks on can be copied and saved.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .forward_search import ForwardSearch
+from .hooks import Hook, Numbers, Observation, Observer, gathered, is_plain, magnitudes, tensors_in
+from .stats.layout import SCALARS
+from .stats.reference import statistics
+
+__all__ = ["AutocastProbe", "BackwardOrder", "FiniteCheck", "ForwardSearch", "Observation", "OriginProbe"]
+
+ENOUGH_FOR_FLOAT16: Final = 64  # non-zero finite elements
+MOST_NAMES: Final = 16
+
+
+class _FirstAccumulations(Observer):
+    """Looks at each parameter when its gradient is accumulated for the first time after `arm`.
+
+    Arguments:
+        params: parameters with the ids of their tensors. Those that need no gradient are left out.
+    """
+
+    def __init__(self, params: Sequence[tuple[int, Tensor]]) -> None:
+        super().__init__()
+        self._params = list(params)
+        self._seen: dict[int, Tensor] = {}
+
+    def _forget(self) -> None:
+        self._seen = {}
+
+    def _attach(self) -> Iterator[RemovableHandle]:
+        where = f"observers.{type(self).__name__}"
+        for tensor, param in self._params:
+            if param.requires_grad and param.is_leaf:
+                hook = Hook(where, partial(self._accumulated, tensor))
+                yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, tensor: int, param: Tensor) -> None:
+        if tensor not in self._seen and param.grad is not None:
+            self._seen[tensor] = self._look_at(param.grad)
+
+    @abstractmethod
+    def _look_at(self, grad: Tensor) -> Tensor:
+        """What is kept of a gradient."""
+
+
+class OriginProbe(_FirstAccumulations):
+    """In which format each gradient was computed, told by the grid that its values lie on; event `origin`.
+
+    It must see a gradient before anything is added to it or averaged: arm it while gradients are None or zero.
+    Each parameter costs one statistics pass.
+    """
+
+    def collect(self) -> Observation | None:
+        """What was seen so far, None if nothing was."""
+        if not self._seen:
+            return None
+        return Observation("origin", gathered(list(self._seen.values())), partial(_origins, list(self._seen)))
+
+    def _look_at(self, grad: Tensor) -> Tensor:
+        return statistics(grad).narrow(0, 0, len(SCALARS))
+
+
+def _origins(tensors: Sequence[int], numbers: Numbers) -> dict[str, Any]:
+    rows = numbers.reshape(len(tensors), len(SCALARS))
+    named = (dict(zip(SCALARS, row.tolist(), strict=True)) for row in rows)
+    return {"origins": {str(tensor): _origin(row) for tensor, row in zip(tensors, named, strict=True)}}
+
+
+def _origin(row: Mapping[str, float]) -> str:
+    some = row["numel"] - row["n_inf"] - row["n_nan"] - row["n_zero"]
+    if some >= ENOUGH_FOR_FLOAT16 and not row["n_offgrid"] and row["n_offgrid_bf16"]:
+        return "float16"
+    if some and not row["n_offgrid_bf16"]:  # a gradient of zeros lies on every grid and tells nothing
+        return "bfloat16"
+    return "unknown"
+
+
+class BackwardOrder(_FirstAccumulations):
+    """The order in which gradients are accumulated, layers nearest the loss first; event `backward_order`."""
+
+    def collect(self) -> Observation | None:
+        """The order so far, None if no gradient was accumulated."""
+        if not self._seen:
+            return None
+        data = {"tensors": list(self._seen)}
+        return Observation("backward_order", gathered([]), lambda _: data)
+
+    def _look_at(self, grad: Tensor) -> Tensor:
+        return grad.new_empty(0)
+
+
+class AutocastProbe(Observer):
+    """The dtype of autocast inside the forward pass, which cannot be read at `scale()`; event `autocast`.
+
+    Each leaf module is looked at once. The first that runs under autocast settles it: one that a model keeps in
+    float32 does not speak for the others.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self._seen: dict[str, Any] | None = None
+        self._settled = False
+        self._to_see: dict[nn.Module, RemovableHandle] = {}
+
+    def collect(self) -> Observation | None:
+        """What was seen so far, None if no leaf module was called."""
+        if self._seen is None:
+            return None
+        data = self._seen
+        return Observation("autocast", gathered([]), lambda _: data)
+
+    def _forget(self) -> None:
+        self._seen, self._settled, self._to_see = None, False, {}
+
+    def _attach(self) -> Iterator[RemovableHandle]:
+        for module in self._model.modules():
+            if next(module.children(), None) is None:
+                handle = module.register_forward_pre_hook(Hook("observers.AutocastProbe", self._see))
+                self._to_see[module] = handle
+                yield handle
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if module not in self._to_see or self._settled:  # DataParallel calls copies of the modules
+            return
+        self._to_see.pop(module).remove()
+        device = next((t.device.type for t in (*tensors_in(args), *module.parameters())), "cpu")
+        self._settled = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if self._settled else torch.float32
+        self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device}
+
+
+class FiniteCheck:
+    """Which parameters and floating buffers were finite at first and are no longer; event `finite_check`.
+
+    What was not finite at first, such as a mask buffer of -inf, is no fault and is not looked at again. It needs no
+    hooks: `arm` looks for the first time, `collect` looks again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._first: dict[str, dict[str, Tensor]] | None = None
+
+    def arm(self) -> None:
+        """Look for the first time; nothing if that was done. No synchronisation."""
+        if self._first is None:
+            self._first = {kind: _magnitudes_of(tensors) for kind, tensors in self._tensors().items()}
+
+    def disarm(self) -> None:
+        """Nothing: there are no hooks. The first look is kept."""
+
+    def collect(self) -> Observation | None:
+        """What is not finite now, None before `arm`. No synchronisation."""
+        if self._first is None:
+            return None
+        parts: list[Tensor] = []
+        names: dict[str, list[str]] = {}
+        for kind, tensors in self._tensors().items():
+            first = self._first[kind]
+            names[kind] = [name for name in tensors if name in first]
+            parts += [first[name] for name in names[kind]]
+            parts.append(magnitudes([tensors[name] for name in names[kind]]))
+        return Observation("finite_check", gathered(parts), partial(_no_longer_finite, names))
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Looked up anew each time: a model may have replaced its buffers."""
+        return {
+            "parameters": _plain(self._model.named_parameters()),
+            "buffers": _plain(self._model.named_buffers()),
+        }
+
+
+def _plain(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named if is_plain(tensor)}
+
+
+def _magnitudes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(zip(tensors, magnitudes(list(tensors.values())).unbind(), strict=True))
+
+
+def _no_longer_finite(names: Mapping[str, list[str]], numbers: Numbers) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    start = 0
+    for kind, kept in names.items():
+        first, now = np.isfinite(numbers[start : start + 2 * len(kept)]).reshape(2, len(kept))
+        lost = [kept[i] for i in np.flatnonzero(first & ~now)]
+        data[kind] = {"checked": int(first.sum()), "nonfinite": lost[:MOST_NAMES], "count": len(lost)}
+        start += 2 * len(kept)
+    return data
