@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ampwatch.records import Event
 
@@ -13,35 +13,49 @@ from .findings import Evidence, Finding
 
 
 def call_order(case: Case) -> Iterator[Finding]:
-    """One finding for each kind of fault, at its first occurrence."""
-    firsts: dict[str, Event] = {}
-    counts: dict[str, int] = {}
+    """One finding for each kind: the first fault is the headline, what else was seen is evidence."""
+    by_kind: dict[str, list[Event]] = {}
     for event in case.described.call_faults.events:
-        fault = str(event.data.get("fault"))
-        firsts.setdefault(fault, event)
-        counts[fault] = counts.get(fault, 0) + event.repeat
-    for fault, event in firsts.items():
-        if fault in texts.FAULTS:
-            yield _finding(case, fault, event, counts[fault])
+        if event.data.get("fault") in texts.FAULTS:
+            by_kind.setdefault(_kind_of(event), []).append(event)
+    for kind, events in by_kind.items():
+        yield _finding(case, kind, events)
 
 
-def _finding(case: Case, fault: str, event: Event, count: int) -> Finding:
-    raised = bool(event.data.get("raised"))
-    kind = "scaler_bypassed" if _bypasses(fault, raised) else "call_order"
-    first = Moment(max(event.attempt, 0), event.step)
-    what = texts.FAULTS[fault].format(optimizer=case.described.optimizer_name(event.data.get("optimizer")))
+def _finding(case: Case, kind: str, events: Sequence[Event]) -> Finding:
+    first = Moment(max(events[0].attempt, 0), events[0].step)
+    raised = bool(events[0].data.get("raised"))
+    what = _words(case, events[0])
     headline = texts.HEADLINES[kind].format(first=texts.at(first), fault=what, raised=texts.RAISED[raised])
-    order = " → ".join(event.data.get("order") or [])
-    evidence = [
-        Evidence(
-            text=f"Calls: {order}. Seen {texts.times(count, 'time')}.", value=count, attempt=first.attempt
-        )
-    ]
+    evidence = _evidence(case, events)
     return case.finding(
         kind, "error", headline, first=first, evidence=evidence, advice=texts.CALLS, confidence=1.0
     )
 
 
-def _bypasses(fault: str, raised: bool) -> bool:
-    """Gradients that never went through the scaler, and torch does not notice."""
-    return fault == "step_outside_scaler" or (fault == "step_without_scale" and not raised)
+def _evidence(case: Case, events: Sequence[Event]) -> list[Evidence]:
+    """Each fault once, with the calls around its first occurrence."""
+    seen: dict[str, list[Event]] = {}
+    for event in events:
+        seen.setdefault(_words(case, event), []).append(event)
+    return [_told(what, same) for what, same in seen.items()]
+
+
+def _told(what: str, events: Sequence[Event]) -> Evidence:
+    count = sum(event.repeat for event in events)
+    order = " → ".join(events[0].data.get("order") or [])
+    text = f"Seen {texts.times(count, 'time')}: {what}. Calls: {order}."
+    return Evidence(text=text, value=count, attempt=events[0].attempt)
+
+
+def _words(case: Case, event: Event) -> str:
+    return texts.FAULTS[event.data["fault"]].format(
+        optimizer=case.described.optimizer_name(event.data.get("optimizer"))
+    )
+
+
+def _kind_of(event: Event) -> str:
+    """Gradients that never went through the scaler, and torch does not notice, go past it."""
+    fault, raised = event.data["fault"], event.data.get("raised")
+    bypassed = fault == "step_outside_scaler" or (fault == "step_without_scale" and not raised)
+    return "scaler_bypassed" if bypassed else "call_order"

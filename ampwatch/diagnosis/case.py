@@ -44,7 +44,7 @@ class Case:
         tensor: str = "",
     ) -> Finding:
         """A finding about this stream; without `last` it lasts to the newest attempt."""
-        last = last or self.stream.last
+        last = max(last or self.stream.last, first)
         return Finding(
             kind=kind,
             severity=severity,

@@ -80,15 +80,10 @@ class Diagnosis:
 
     def verdict(self) -> Verdict:
         """One sentence over the run so far."""
-        streams = [stream for producer in self._producers.values() for stream in producer.streams().values()]
-        if not streams:
-            return Verdict("no data", None, None, texts.NO_DATA)
         findings = self.findings()
         worst = next((f for f in findings if f.severity != "info"), None)
         if worst is None:
-            return Verdict(
-                "healthy", findings[0].severity if findings else None, None, _healthy(streams, findings)
-            )
+            return self._unharmed(findings)
         failing = worst.severity in ("fatal", "error") and worst.state != "recovered"
         return Verdict(
             "failing" if failing else "warning",
@@ -99,6 +94,12 @@ class Diagnosis:
             worst.module,
             worst.tensor,
         )
+
+    def _unharmed(self, findings: list[Finding]) -> Verdict:
+        streams = [stream for producer in self._producers.values() for stream in producer.streams().values()]
+        if not streams:
+            return Verdict("no data", None, None, texts.NO_DATA)
+        return Verdict("healthy", "info" if findings else None, None, _healthy(streams, findings))
 
     def _cases(self) -> Iterator[tuple[Case, tuple[Rule, ...]]]:
         for producer in sorted(self._producers.values(), key=lambda p: (p.rank, p.name)):
@@ -143,8 +144,8 @@ class _Producer:
         return self._streams
 
     def cases(self) -> Iterator[Case]:
-        """A case for each stream, in order."""
-        streams = self.streams()
+        """A case for each stream, in order; an empty one for a job that ended before its first update()."""
+        streams = self.streams() or {0: Stream()}
         sampled = list(self._samples)
         for index, stream in sorted(streams.items()):
             yield Case(

@@ -12,9 +12,14 @@ from ampwatch.diagnosis import Diagnosis, Finding
 from ampwatch.records import MISSING, Batch, Event, pack_events, pack_table
 
 PRODUCER = "0" * 31 + "1"
-TENSOR = dict(
-    name="head.weight", module="head", module_type="Linear", shape=[64, 64], dtype="float32", optimizer=0
-)
+TENSOR = {
+    "name": "head.weight",
+    "module": "head",
+    "module_type": "Linear",
+    "shape": [64, 64],
+    "dtype": "float32",
+    "optimizer": 0,
+}
 
 
 class Run:
@@ -71,10 +76,20 @@ class Run:
             counts[log2 + 48] = count
         largest = max_abs if max_abs is not None else 2.0 ** max(hist) if hist else 0.0
         self.tensor_rows.append(
-            dict(
-                attempt=len(self.rows) - 1, stream=0, tensor=tensor, scale=self.rows[-1]["scale"], hist=counts
-            )
-            | dict(numel=int(counts.sum()) + zeros, n_zero=zeros, max_abs=largest, n_inf=0, n_nan=0)
+            {
+                "attempt": len(self.rows) - 1,
+                "stream": 0,
+                "tensor": tensor,
+                "scale": self.rows[-1]["scale"],
+                "hist": counts,
+            }
+            | {
+                "numel": int(counts.sum()) + zeros,
+                "n_zero": zeros,
+                "max_abs": largest,
+                "n_inf": 0,
+                "n_nan": 0,
+            }
         )
         return self
 
@@ -109,8 +124,14 @@ class Run:
 
     def _row(self, loss: float, norm: float, scale_after: float, **flags: int) -> None:
         self.rows.append(
-            dict(attempt=len(self.rows), stream=0, step=self.step, scale=self.scale, scale_after=scale_after)
-            | dict(loss=loss, norm=norm, numel=4096, n_zero=0)
+            {
+                "attempt": len(self.rows),
+                "stream": 0,
+                "step": self.step,
+                "scale": self.scale,
+                "scale_after": scale_after,
+            }
+            | {"loss": loss, "norm": norm, "numel": 4096, "n_zero": 0}
             | flags
         )
         self.scale = scale_after

@@ -34,7 +34,9 @@ def test_the_optimizer_is_named_and_the_order_shown():
     )
     (finding,) = run.clean(1).findings()
     assert "unscale_() was called twice for AdamW" in finding.headline
-    assert finding.evidence[0].text == "Calls: scale → unscale_:0 → unscale_:0. Seen 1 time."
+    assert finding.evidence[0].text == (
+        "Seen 1 time: unscale_() was called twice for AdamW before update(). Calls: scale → unscale_:0 → unscale_:0."
+    )
 
 
 def test_what_follows_a_wrong_order_is_its_evidence():
@@ -42,3 +44,18 @@ def test_what_follows_a_wrong_order_is_its_evidence():
     (finding,) = run.clean(20).broken(8).findings()
     assert finding.kind == "call_order"
     assert any("not finite" in e.text for e in finding.evidence)
+
+
+def test_several_faults_of_a_loop_are_one_finding():
+    run = Run().clean(1)
+    for fault in ("step_twice", "update_without_step", "step_twice"):
+        run.event("call_fault", fault=fault, optimizer=0, order=[], raised=True)
+    (finding,) = run.findings()
+    assert "step() was called twice" in finding.headline
+    assert [e.value for e in finding.evidence] == [2, 1]
+
+
+def test_a_job_that_ended_before_its_first_update_is_judged():
+    run = Run().event("call_fault", fault="unscale_twice", optimizer=0, order=[], raised=True)
+    verdict = run.diagnosis().verdict()
+    assert (verdict.word, verdict.kind, verdict.first_step) == ("failing", "call_order", 0)

@@ -1,16 +1,22 @@
 from build import Run
 
-ORIGIN = dict(
-    module="blocks.1.attention",
-    module_type="Attention",
-    input_max_abs=3.5,
-    input_n_nonfinite=0,
-    output_n_inf=0,
-    output_n_nan=2048,
-    output_max_abs=0.0,
-    children_max_abs=60.0,
-)
-SEARCH = dict(origin=ORIGIN, path=[ORIGIN], inputs_finite=True, parameters_finite=True, outputs_finite=False)
+ORIGIN = {
+    "module": "blocks.1.attention",
+    "module_type": "Attention",
+    "input_max_abs": 3.5,
+    "input_n_nonfinite": 0,
+    "output_n_inf": 0,
+    "output_n_nan": 2048,
+    "output_max_abs": 0.0,
+    "children_max_abs": 60.0,
+}
+SEARCH = {
+    "origin": ORIGIN,
+    "path": [ORIGIN],
+    "inputs_finite": True,
+    "parameters_finite": True,
+    "outputs_finite": False,
+}
 
 
 def searched(**changes: object) -> Run:
@@ -66,7 +72,9 @@ def test_a_loss_that_breaks_by_itself_is_not_overflow_of_the_model():
 
 def test_parameters_that_are_not_finite_are_named():
     run = searched(parameters_finite=False)
-    run.event("finite_check", attempt=102, parameters=dict(checked=9, nonfinite=["head.weight"], count=1))
+    run.event(
+        "finite_check", attempt=102, parameters={"checked": 9, "nonfinite": ["head.weight"], "count": 1}
+    )
     (finding,) = run.findings()
     assert (finding.kind, "head.weight" in finding.headline) == ("nonfinite_forward", True)
 
