@@ -75,7 +75,10 @@ _WIDE = (torch.float64, torch.complex128)
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements `start` to `stop` of tensor number `tensor`, and the zeros that fill its last block."""
+    """Elements `start` to `stop` of tensor number `tensor`, and the zeros that fill its last block.
+
+    The zeros have the dtype that the elements are widened to.
+    """
 
     tensor: int
     start: int
@@ -86,6 +89,8 @@ class _Piece:
         flat = flats[self.tensor]
         size = self.stop - self.start
         part = flat if size == flat.numel() else flat.narrow(0, self.start, size)
+        if part.dtype is not self.padding.dtype:  # cat would widen it too, but not inside autocast
+            part = part.to(self.padding.dtype)
         return (part, self.padding) if self.padding.numel() else (part,)
 
 
@@ -187,7 +192,7 @@ def _empty_tally(n: int, device: torch.device, fmt: _Format) -> _Tally:
 
 def _add(tally: _Tally, chunk: _Chunk, flats: Sequence[Tensor], fmt: _Format) -> None:
     """Count the elements of a chunk. The one place where they are read."""
-    size = torch.cat([part for piece in chunk.pieces for part in piece.of(flats)]).to(fmt.real)
+    size = torch.cat([part for piece in chunk.pieces for part in piece.of(flats)])
     bits = size.view(fmt.bits).bitwise_and_(fmt.magnitude)  # in place: `size` is |s| from here on
     beyond = bits - fmt.infinity  # negative if finite, 0 if infinite, positive if NaN
     finite = (beyond >> fmt.sign).bitwise_and_(bits).view(-1, BLOCK)

@@ -214,6 +214,14 @@ def test_the_gradient_is_left_alone():
     assert torch.equal(grad.view(torch.int32), before)
 
 
+@pytest.mark.parametrize("dtype", list(BITS))
+def test_autocast_changes_nothing(dtype):
+    grad = torch.linspace(-6e4, 6e4, 1001).to(dtype)
+    with torch.autocast("cpu", dtype=torch.float16):
+        inside = statistics(grad)
+    assert torch.equal(inside, statistics(grad))
+
+
 def test_nothing_is_read_on_the_host():
     with FakeTensorMode():
         grads = [torch.empty(300, 300, device="cuda"), torch.empty(7, device="cuda", dtype=torch.float64)]

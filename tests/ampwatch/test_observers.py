@@ -1,0 +1,510 @@
+"""Observers on real models under float16 autocast on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import math
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from ampwatch.guard import failures
+from ampwatch.hooks import gathered, inert, magnitudes, tensors_in
+from ampwatch.observers import AutocastProbe, BackwardOrder, FiniteCheck, ForwardSearch, OriginProbe
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "1")
+    torch.manual_seed(0)
+
+
+def read(observer):
+    """The data of the event that an observer's observation becomes."""
+    seen = observer.collect()
+    assert seen.values.ndim == 1
+    assert seen.values.dtype == torch.float64
+    return seen.decode(seen.values.numpy())
+
+
+def forward(model, *inputs, dtype=torch.float16, **named):
+    with torch.autocast("cpu", dtype=dtype):
+        return model(*inputs, **named)
+
+
+def backward(model, *inputs, dtype=torch.float16, scale=2.0**10):
+    (forward(model, *inputs, dtype=dtype).float().pow(2).mean() * scale).backward()
+
+
+def search(model, *inputs, **named):
+    """What the forward search says of one pass."""
+    observer = ForwardSearch(model)
+    observer.arm()
+    forward(model, *inputs, **named)
+    observer.disarm()
+    return read(observer)
+
+
+def numbered(model):
+    return list(enumerate(model.parameters()))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 16))
+
+
+class Attention(nn.Module):
+    """Scores without a module of their own, and `sharpness` to make them overflow."""
+
+    def __init__(self, sharpness=1.0):
+        super().__init__()
+        self.sharpness = sharpness
+        self.query, self.key, self.out = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x, mask=None):
+        scores = (self.query(x) * self.sharpness) @ (self.key(x) * self.sharpness).transpose(-2, -1)
+        return self.out((scores if mask is None else scores + mask).softmax(-1).to(x.dtype) @ x)
+
+
+class Transformer(nn.Module):
+    def __init__(self, *sharpness):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 16)
+        self.blocks = nn.ModuleList(Attention(s) for s in sharpness)
+        self.register_buffer("mask", torch.full((8, 8), -math.inf).triu(1))
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = x + block(x, mask=self.mask)
+        return {"logits": x}
+
+
+IDS = torch.arange(8).expand(2, 8)
+ALL = [OriginProbe, BackwardOrder, AutocastProbe, FiniteCheck, ForwardSearch]
+
+
+def make(kind, model):
+    return kind(numbered(model) if kind in (OriginProbe, BackwardOrder) else model)
+
+
+def hooks_on(model):
+    on_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
+
+
+# what all share
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_hooks_go_on_once_and_all_come_off(kind):
+    model = mlp()
+    observer = make(kind, model)
+    observer.arm()
+    count = hooks_on(model)
+    observer.arm()
+    assert hooks_on(model) == count
+    observer.disarm()
+    assert hooks_on(model) == 0
+
+
+@pytest.mark.parametrize("kind", [OriginProbe, BackwardOrder, AutocastProbe, ForwardSearch])
+def test_nothing_seen_is_no_observation(kind):
+    observer = make(kind, mlp())
+    assert observer.collect() is None
+    observer.arm()
+    assert observer.collect() is None
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_training_is_the_same_with_hooks_on(kind):
+    plain, watched = mlp(), mlp()
+    watched.load_state_dict(plain.state_dict())
+    make(kind, watched).arm()
+    for model in (plain, watched):
+        backward(model, torch.ones(4, 16))
+    for p, q in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), "save"])
+def test_a_copy_of_a_watched_model_is_not_watched(kind, copied):
+    model = mlp()
+    observer = make(kind, model)
+    observer.arm()
+    other = saved_and_loaded(model) if copied == "save" else copied(model)
+    backward(other, torch.ones(4, 16))
+    assert kind is FiniteCheck or observer.collect() is None
+    assert {hook for m in other.modules() for hook in m._forward_hooks.values()} <= {inert}
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_watched_model_can_be_collected(kind):
+    model = mlp()
+    make(kind, model).arm()
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_fault_of_ours_stays_ours(monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    model, before = mlp(), failures["observers.ForwardSearch"]
+    observer = ForwardSearch(model)
+    observer._measure = None  # not callable
+    observer.arm()
+    assert forward(model, torch.ones(4, 16)).isfinite().all()
+    assert failures["observers.ForwardSearch"] == before + 4  # each module on entering
+
+
+class NothingRead(TorchDispatchMode):
+    """Fails where a value or a shape would be read back from the device."""
+
+    READS = ("_local_scalar_dense", "nonzero", "equal", "_unique2", "bincount", "is_nonzero", "masked_select")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in self.READS
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_nothing_synchronises(kind):
+    model = mlp()
+    observer = make(kind, model)
+    with NothingRead():
+        observer.arm()
+        backward(model, torch.ones(4, 16))
+        observer.disarm()
+        observer.collect()
+    assert read(observer)
+
+
+def test_magnitudes_carry_inf_and_nan():
+    given = [[3.0, -4.0], [1.0, -math.inf], [math.inf, math.nan], [], [3 + 4j]]
+    largest = magnitudes([torch.tensor(values) for values in given])
+    assert largest.tolist()[:2] == [4.0, math.inf]
+    assert math.isnan(largest[2])
+    assert largest.tolist()[3:] == [0.0, 4.0]
+    assert gathered([]).shape == (0,)
+
+
+def test_tensors_are_found_in_nests():
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    nested = (
+        {"x": [a, 7]},
+        nn.ReLU(),
+        {"y": (b, torch.ones(1, dtype=torch.int64))},
+        torch.ones(1, device="meta"),
+        c,
+    )
+    assert [t.numel() for t in tensors_in(nested)] == [1, 2, 3]
+
+
+# origin
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_linear_gradients_are_born_in_the_dtype_of_autocast(dtype):
+    model = mlp()
+    probe = OriginProbe(numbered(model))
+    probe.arm()
+    backward(model, torch.randn(64, 16), dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    origins = read(probe)["origins"]
+    assert (origins["0"], origins["4"]) == (name, name)
+
+
+def test_only_the_first_accumulation_is_looked_at():
+    model = mlp()
+    probe = OriginProbe(numbered(model))
+    probe.arm()
+    for _ in range(2):
+        backward(model, torch.randn(64, 16))
+    assert read(probe)["origins"]["4"] == "float16"
+    probe.disarm()
+    probe.arm()
+    backward(model, torch.randn(64, 16))  # added to what is there: off the grid
+    assert read(probe)["origins"]["4"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("values", "origin"),
+    [
+        ([1.0] * 64, "bfloat16"),
+        ([1.0] * 63 + [1 + 2**-10], "float16"),
+        ([1.0] * 62 + [1 + 2**-10], "unknown"),  # one element short of 64
+        ([0.0] + [1.0] * 62 + [1 + 2**-10], "unknown"),
+        ([math.inf, math.nan, 0.0] + [1.0] * 63 + [1 + 2**-10], "float16"),
+        ([1.0] * 63 + [1 + 2**-11], "unknown"),
+        ([2.0**-40] * 64, "bfloat16"),
+        ([0.0] * 64, "unknown"),
+        ([math.nan] * 64, "unknown"),
+    ],
+)
+def test_origin_by_the_grid_of_the_values(values, origin):
+    parameter = nn.Parameter(torch.zeros(len(values)))
+    probe = OriginProbe([(7, parameter)])
+    probe.arm()
+    parameter.backward(torch.tensor(values))
+    assert read(probe) == {"origins": {"7": origin}}
+
+
+def test_frozen_parameters_are_left_out():
+    model = mlp()
+    model[0].requires_grad_(False)
+    probe = OriginProbe(numbered(model))
+    probe.arm()
+    backward(model, torch.randn(64, 16))
+    assert sorted(read(probe)["origins"]) == ["2", "3", "4", "5"]
+
+
+# autocast, backward order
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_is_read_inside_the_forward_pass(dtype):
+    model = mlp()
+    probe = AutocastProbe(model)
+    probe.arm()
+    forward(model, torch.ones(4, 16), dtype=dtype)
+    assert read(probe) == {"dtype": str(dtype).removeprefix("torch."), "device": "cpu"}
+    forward(model, torch.ones(4, 16), dtype=torch.bfloat16)
+    assert read(probe)["dtype"] == str(dtype).removeprefix("torch.")  # once and for all
+
+
+def test_without_autocast_it_is_float32_and_each_leaf_is_seen_once():
+    model = mlp()
+    probe = AutocastProbe(model)
+    probe.arm()
+    model(torch.ones(4, 16))
+    assert read(probe) == {"dtype": "float32", "device": "cpu"}
+    assert hooks_on(model) == 0
+
+
+def test_a_layer_kept_in_float32_does_not_speak_for_the_others():
+    model = mlp()
+    probe = AutocastProbe(model)
+    probe.arm()
+    hidden = model[1](model[0](torch.ones(4, 16)))
+    forward(model[2], hidden)
+    assert read(probe)["dtype"] == "float16"
+
+
+def test_backward_order_is_that_of_the_backward_pass():
+    model = mlp()
+    order = BackwardOrder([(10 + i, p) for i, p in numbered(model)])
+    order.arm()
+    for _ in range(2):
+        backward(model, torch.ones(4, 16))
+    seen = read(order)["tensors"]
+    assert sorted(seen) == [10, 11, 12, 13, 14, 15]
+    assert [{*seen[i : i + 2]} for i in (0, 2, 4)] == [{14, 15}, {12, 13}, {10, 11}]
+
+
+# finite check
+
+
+def test_a_mask_of_minus_infinity_is_no_fault_and_a_poisoned_weight_is():
+    model = Transformer(1.0)
+    check = FiniteCheck(model)
+    check.arm()
+    healthy = {"checked": 7, "nonfinite": [], "count": 0}
+    masked = {"checked": 0, "nonfinite": [], "count": 0}
+    assert read(check) == {"parameters": healthy, "buffers": masked}
+    model.blocks[0].key.bias.data[3] = math.nan
+    check.arm()  # the first look stands
+    poisoned = {"checked": 7, "nonfinite": ["blocks.0.key.bias"], "count": 1}
+    assert read(check) == {"parameters": poisoned, "buffers": masked}
+
+
+def test_batch_norm_statistics_are_poisoned_by_an_overflow():
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+    check = FiniteCheck(model)
+    check.arm()
+    forward(model, torch.full((4, 16), 6e4) * model[0].weight.sign()[0])
+    buffers = {"checked": 2, "nonfinite": ["1.running_mean", "1.running_var"], "count": 2}
+    assert read(check) == {"parameters": {"checked": 4, "nonfinite": [], "count": 0}, "buffers": buffers}
+
+
+def test_at_most_sixteen_names_are_given():
+    model = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range(20))
+    check = FiniteCheck(model)
+    check.arm()
+    for parameter in model:
+        parameter.data.fill_(math.inf)
+    seen = read(check)["parameters"]
+    assert (seen["checked"], len(seen["nonfinite"]), seen["count"]) == (20, 16, 20)
+
+
+# forward search
+
+
+def test_a_healthy_pass_has_no_origin():
+    assert search(Transformer(1.0, 1.0), IDS) == {
+        "origin": None,
+        "path": [],
+        "inputs_finite": True,
+        "outputs_finite": True,
+        "parameters_finite": True,
+    }
+
+
+def test_scores_that_overflow_name_the_attention_that_holds_them():
+    model = Transformer(1.0, 1e4, 1.0)
+    seen = search(model, IDS)
+    origin = seen["origin"]
+    assert (origin["module"], origin["module_type"], origin["input_n_nonfinite"]) == (
+        "blocks.1",
+        "Attention",
+        0,
+    )
+    assert 0 < origin["children_max_abs"] < 100
+    assert origin["output_n_nan"] == 2 * 8 * 16
+    assert [each["module"] for each in seen["path"][:2]] == ["blocks.1.out", "blocks.1"]
+    assert (seen["inputs_finite"], seen["outputs_finite"], seen["parameters_finite"]) == (True, False, True)
+
+
+def test_an_activation_beyond_float16_names_its_layer():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    nn.init.constant_(model[0].weight, 100.0)
+    nn.init.zeros_(model[0].bias)
+    seen = search(model, torch.full((3, 4), 200.0))  # 4 * 100 * 200 = 80,000
+    assert seen["origin"] == {
+        "module": "0",
+        "module_type": "Linear",
+        "input_max_abs": 200.0,
+        "input_n_nonfinite": 0,
+        "output_n_inf": 24,
+        "output_n_nan": 0,
+        "output_max_abs": 0.0,
+        "children_max_abs": None,
+    }
+    assert [each["module"] for each in seen["path"]] == ["0", "1", "2", ""]
+
+
+def test_an_embedding_with_infinite_weights():
+    model = Transformer(1.0)
+    model.embedding.weight.data[3] = math.inf
+    seen = search(model, IDS)
+    assert (seen["origin"]["module"], seen["origin"]["input_max_abs"]) == ("embedding", None)
+    assert (seen["inputs_finite"], seen["parameters_finite"]) == (True, False)
+
+
+def test_of_shared_weights_the_first_offending_call_counts():
+    shared = nn.Linear(4, 4, bias=False)
+    nn.init.constant_(shared.weight, 20.0)
+    seen = search(nn.Sequential(shared, shared, shared, shared), torch.ones(2, 4))  # 80, 6400, 512,000
+    assert (seen["origin"]["module"], seen["origin"]["input_max_abs"]) == ("0", 6400.0)
+
+
+def test_batch_norm_on_an_overflow_is_not_blamed():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    nn.init.constant_(model[0].weight, 1e5)  # infinite as float16, finite as a parameter
+    seen = search(model, torch.ones(3, 4))
+    assert (seen["origin"]["module"], seen["parameters_finite"]) == ("0", True)
+
+
+def test_inputs_that_are_not_finite_are_nobodys_fault():
+    seen = search(mlp(), torch.tensor([[math.nan] * 16, [1.0] * 16]))
+    assert (seen["origin"], seen["inputs_finite"], seen["outputs_finite"]) == (None, False, False)
+
+
+def test_a_given_mask_does_not_hide_who_overflowed():
+    mask = torch.full((8, 8), -math.inf).triu(1)
+    seen = search(Attention(1e4), torch.randn(2, 8, 16), mask=mask)
+    assert (seen["origin"]["module_type"], seen["inputs_finite"]) == ("Attention", True)
+
+
+def test_scores_masked_by_a_module_of_their_own_are_no_origin():
+    class Masked(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), -math.inf)
+
+    seen = search(nn.Sequential(nn.Linear(8, 8), Masked(), nn.Softmax(-1)), torch.randn(8, 8))
+    assert (seen["origin"], seen["outputs_finite"]) == (None, True)
+    assert [each["module"] for each in seen["path"]] == ["1"]
+
+
+def test_what_checkpointing_runs_again_does_not_count():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model = Checkpointed()
+    observer = ForwardSearch(model)
+    observer.arm()
+    backward(model, torch.ones(4, 16))
+    assert observer.collect().values.numel() == search_size(calls=5)
+
+
+def search_size(calls):
+    """One number for the parameters, nine for each of the two tensors of a call."""
+    return 1 + 9 * 2 * calls
+
+
+def test_only_the_first_pass_counts_until_it_is_armed_again():
+    model = mlp()
+    observer = ForwardSearch(model)
+    observer.arm()
+    for x in (torch.ones(4, 16), torch.full((4, 16), 1e6)):
+        forward(model, x)
+    assert read(observer)["outputs_finite"] is True
+    observer.disarm()
+    observer.arm()
+    forward(model, torch.full((4, 16), 1e6))
+    assert read(observer)["outputs_finite"] is False
+
+
+def test_a_module_that_raises_and_is_caught_leaves_the_nesting_intact():
+    class Tries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bad, self.good = nn.Linear(3, 3), nn.Linear(16, 16)
+
+        def forward(self, x):
+            with pytest.raises(RuntimeError):
+                self.bad(x)
+            return self.good(x) * 1e30
+
+    seen = search(Tries(), torch.ones(4, 16))
+    assert (seen["origin"]["module"], seen["outputs_finite"]) == ("", False)
+
+
+def test_parts_of_a_model_that_is_never_called_as_a_whole():
+    parts = nn.ModuleDict({"generator": mlp(), "critic": mlp()})
+    observer = ForwardSearch(parts)
+    observer.arm()
+    forward(parts["critic"], forward(parts["generator"], torch.ones(4, 16)) * 1e30)
+    seen = read(observer)
+    assert (seen["inputs_finite"], seen["outputs_finite"]) == (False, False)
+
+
+def test_an_observation_does_not_change_with_what_comes_after():
+    model = mlp()
+    observer = ForwardSearch(model)
+    observer.arm()
+    model[0](torch.ones(4, 16))
+    seen = observer.collect()
+    model(torch.full((4, 16), math.inf))
+    assert seen.decode(seen.values.numpy())["outputs_finite"] is True
