@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..records import to_json_value
+from ampwatch.records import to_json_value
 
 
 def as_json(value: Any) -> str:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import spool
+from ampwatch import spool
+
 from ._json import as_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..diagnosis.engine import Diagnosis
-    from ..diagnosis.findings import Finding
+    from ampwatch.diagnosis.engine import Diagnosis
+    from ampwatch.diagnosis.findings import Finding
 
 COLOURS = {"fatal": "red", "error": "red", "warning": "yellow", "info": "cyan"}
 COLOURS_OF_WORDS = {"healthy": "green", "warning": "yellow", "failing": "red", "no data": "dim"}
@@ -25,7 +26,9 @@ def diagnose(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what the records prove: the verdict of each run, its findings, their evidence and advice."""
-    diagnosed = {run: _diagnosed(where) for run, where in spool.run_directories(path).items()}
+    from ampwatch.diagnosis import diagnose_run
+
+    diagnosed = {run: diagnose_run(where) for run, where in spool.run_directories(path).items()}
     if json_:
         rows = [_as_dict(run, diagnosis) for run, diagnosis in diagnosed.items()]
         typer.echo(as_json(rows[0] if len(rows) == 1 else {"runs": rows}))
@@ -35,15 +38,6 @@ def diagnose(
     console = Console(highlight=False)
     for run, diagnosis in diagnosed.items():
         _print_run(console, run, diagnosis)
-
-
-def _diagnosed(path: Path) -> Diagnosis:
-    from ..diagnosis.engine import Diagnosis
-
-    diagnosis = Diagnosis()
-    for batch in spool.read(path):
-        diagnosis.add(batch)
-    return diagnosis
 
 
 def _as_dict(run: str, diagnosis: Diagnosis) -> dict[str, object]:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import spool
+from ampwatch import spool
+
 from ._json import as_json
 
 
@@ -31,7 +32,7 @@ def runs(
 
 
 def _row(run: str, path: Path) -> dict[str, Any]:
-    from ..diagnosis.engine import Diagnosis
+    from ampwatch.diagnosis.engine import Diagnosis
 
     diagnosis = Diagnosis()
     row: dict[str, Any] = {"run": run, "started": None, "attempts": 0, "skipped": 0, "scale": None}

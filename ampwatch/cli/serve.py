@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ..errors import AmpwatchError, MissingExtra, RunNotFound
+from ampwatch.errors import AmpwatchError, RunNotFound
+
+from ._extra import needs
 
 
 def serve(
@@ -16,7 +18,7 @@ def serve(
         Path | None, typer.Argument(help="Folder of recorded runs to show as they grow; it is not changed.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8642,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8765,
     database: Annotated[
         str | None, typer.Option(help="SQLAlchemy URL of the store; by default a SQLite file of the user's.")
     ] = None,
@@ -24,10 +26,8 @@ def serve(
     """Show runs in the browser and take the records of training jobs. Ctrl-C stops it."""
     if directory is not None and not directory.is_dir():
         raise RunNotFound(f"{directory}: there is no such folder")
-    try:
+    with needs("ampwatch serve", "server"):
         from ampwatch_server.serve import serve as run_server
-    except ModuleNotFoundError as error:
-        raise MissingExtra("ampwatch serve", "server") from error
     try:
         run_server(directory=directory, host=host, port=port, database=database, ready=_tell)
     except OSError as error:
