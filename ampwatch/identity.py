@@ -131,6 +131,5 @@ def _plain(config: Mapping[str, Any]) -> Any:
     """A user's configuration as builtins: what has no JSON form is written as its str()."""
     with guard("identity.config"):
         plain = msgspec.to_builtins(dict(config), enc_hook=str, str_keys=True)
-        msgspec.msgpack.encode(plain)  # fails here, not in the first batch
-        return plain
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))  # fails here, not in the first batch
     return {}
