@@ -10,7 +10,6 @@ import numpy as np
 
 from .guard import Report, guard
 from .records import Batch, Table
-from .settings import Settings
 
 if TYPE_CHECKING:
     from .diagnosis.engine import Diagnosis
@@ -20,19 +19,18 @@ if TYPE_CHECKING:
 class JobLog:
     """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
 
-    Only rank 0 speaks; `settings.quiet` silences it. A diagnosis that fails is given up, and recording goes on.
+    A diagnosis that fails is given up, and recording goes on.
 
     Arguments:
-        settings, run, rank: as in `Recorder`.
-        listeners: called once with each fatal finding, on every rank, quiet or not.
+        speaks: whether anything is said; of several ranks one is enough.
+        where: the third line of the verdict, where the run can be seen.
+        listeners: called once with each fatal finding, whether it speaks or not.
     """
 
     def __init__(
-        self, settings: Settings, run: str, rank: int, listeners: Sequence[Callable[[Finding], object]] = ()
+        self, speaks: bool, where: str, listeners: Sequence[Callable[[Finding], object]] = ()
     ) -> None:
-        self._settings, self._run = settings, run
-        self._speaks = rank == 0 and not settings.quiet
-        self._listeners = listeners
+        self._speaks, self._where, self._listeners = speaks, where, listeners
         self._diagnosis: Diagnosis | None = None
         self._failed = False
         self._told: set[str] = set()
@@ -87,12 +85,12 @@ class JobLog:
 
     def _lines(self) -> tuple[str, str, str]:
         if self._diagnosis is None or self._failed:
-            return "recorded; the diagnosis itself failed", self._summary(), self._where()
+            return "recorded; the diagnosis itself failed", self._summary(), self._where
         verdict = self._diagnosis.verdict()
         return (
             f"{verdict.word}: {verdict.sentence}",
             self._advice(verdict.kind) or self._summary(),
-            self._where(),
+            self._where,
         )
 
     def _advice(self, kind: str | None) -> str:
@@ -106,11 +104,6 @@ class JobLog:
     def _summary(self) -> str:
         counts = "{attempts:,} attempts, {taken:,} taken, {skipped:,} skipped".format(**self.counts)
         return f"{counts}, scale {self._first_scale:g} → {self._last_scale:g}"
-
-    def _where(self) -> str:
-        if self._settings.server:
-            return f"see {self._settings.server.rstrip('/')}/run/{self._run}"
-        return f"see it with: ampwatch serve {self._settings.dir}"
 
 
 def _say(*lines: str) -> None:

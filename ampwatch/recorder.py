@@ -69,7 +69,7 @@ class Recorder:
     def _begin_producer(self) -> None:
         self.producer = identity.new_producer()
         self._attempts = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the user's may call finish()
         self._worker: Worker | None = None
 
     def describe(self, **data: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -93,7 +94,7 @@ class Worker:
         self._reason = ""
         self._spool: SpoolWriter | None = None
         self._transport = self._make_transport(http)
-        self._joblog = JobLog(settings, run, rank, listeners)
+        self._joblog = JobLog(rank == 0 and not settings.quiet, self._where(), listeners)
         self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
 
     def start(self) -> None:
@@ -111,9 +112,8 @@ class Worker:
         if len(self._events) >= MAX_PENDING_EVENTS:
             self._refused_events += 1
             return
-        kept = msgspec.msgpack.decode(
-            msgspec.msgpack.encode(data)
-        )  # its lists may change until the next flush
+        # A copy, as the caller's lists may change until the next flush; and what cannot be packed fails here.
+        kept = msgspec.msgpack.decode(msgspec.msgpack.encode(data))
         self._events.append(Event(type, self._clock(), attempt, step, stream, data=kept))
 
     def finish(self, reason: str) -> None:
@@ -214,6 +214,8 @@ class Worker:
         try:
             self._drop(self._spool.write(batches))
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._spool.close()
             self._spool = None
             where = self._settings.dir
             _log.warning("%s: %s. Training goes on; %s", where, error.strerror, self._without_spool())
@@ -242,7 +244,13 @@ class Worker:
         if not settings.server:
             return None
         mine = settings.dir / self._run / self._producer
-        return Transport(settings.server, settings.token, reread=lambda: spool.read(mine), http=http)
+        made = Transport(settings.server, settings.token, reread=lambda: spool.read(mine), http=http)
+        return None if made.refusal else made
+
+    def _where(self) -> str:
+        if self._transport is not None and self._settings.server:
+            return f"see {self._settings.server.rstrip('/')}/run/{self._run}"
+        return f"see it with: ampwatch serve {self._settings.dir}"
 
     def _without_spool(self) -> str:
         return "records go to the server only" if self._transport else "nothing more is kept on disk"

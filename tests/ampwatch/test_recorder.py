@@ -248,6 +248,28 @@ def test_the_server_gets_what_the_spool_holds(make, tmp_path):
     )
 
 
+def test_a_server_that_nothing_may_be_sent_to_leaves_the_spool(make, tmp_path, caplog, capsys):
+    recorder = make(server="http://10.0.0.1", token="secret", quiet=False)
+    recorder.attach(Rows(Harvest(rows())))
+    recorder.event("scaler")
+    recorder.finish()
+    assert [event.type for event in events_in(tmp_path)] == ["run", "scaler", "finish"]
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == f"ampwatch: see it with: ampwatch serve {tmp_path / 'runs'}"
+    )
+    assert caplog.text.count("nothing is sent") == 1
+
+
+def test_the_log_names_the_page_of_the_run(make, capsys):
+    http = httpx.MockTransport(lambda request: ok())
+    recorder = make(server="http://127.0.0.1:1/base/", quiet=False, how={"http": http})
+    recorder.attach(Rows(Harvest(rows())))
+    recorder.event("scaler")
+    recorder.finish()
+    assert capsys.readouterr().err.splitlines()[-1] == "ampwatch: see http://127.0.0.1:1/base/run/r"
+
+
 def test_a_heartbeat_where_nothing_else_is_said(make, tmp_path):
     now = [100.0]
     source = Rows()
