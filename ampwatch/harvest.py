@@ -218,7 +218,7 @@ class Harvester:
         if not len(outcome.ids):
             return False
         count = self._attempts_of.get(attempt.stream, 0)
-        if outcome.n_nonfinite and self._is_autopsied(attempt.attempt):
+        if outcome.n_nonfinite.any() and self._is_autopsied(attempt.attempt):
             return True
         return count < DENSE or count % self._tensor_every == 0
 

@@ -74,6 +74,7 @@ def bits(optimizers: Sequence[int]) -> int:
 
 
 def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
+    """Tell the numbers of an attempt apart."""
     head = 4 + len(attempt.found)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
@@ -129,6 +130,7 @@ def _unscales_finitely(rows: Numbers, scale: float, fused: bool) -> bool:
 
 
 def skip_data(outcome: Outcome, row: dict[str, Any]) -> dict[str, Any]:
+    """Data of the `skip` event; `row` is the attempt's."""
     nonfinite = outcome.ids[outcome.n_nonfinite > 0].tolist()
     return {
         "scale": outcome.scale,
@@ -143,6 +145,7 @@ def skip_data(outcome: Outcome, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def change_of(attempt: Attempt, outcome: Outcome) -> str | None:
+    """Type of the event that tells of the change of the scale; None where it has not changed."""
     if attempt.manual:
         return "set"
     if outcome.scale_after > outcome.scale:

@@ -17,8 +17,6 @@ from torch.optim import Optimizer
 from .settings import Settings
 from .worker import Source
 
-_MOST_BITS = 63  # of an int64 column of flags
-
 
 class Sink(Protocol):
     """What the training side needs of a `Recorder`; tests record into memory."""
@@ -58,7 +56,7 @@ class Name(NamedTuple):
 class _Entry:
     index: int
     shape: tuple[int, ...] = ()  # what a change of is announced: groups, tensors
-    scaler: int = -1
+    scaler: int | None = None
     tensors: set[int] = field(default_factory=set)
 
 
@@ -97,11 +95,13 @@ class Registry:
             self._event("optimizers", optimizers=[_describe(optimizer, entry.index)])
         return entry.index
 
-    def take_over(self, optimizer: Optimizer, scaler: int) -> int | None:
-        """Note that a scaler has the optimizer now; the scaler that had it before, if it was another one."""
-        entry = self._optimizers[optimizer]
-        before, entry.scaler = entry.scaler, scaler
-        return before if before not in (-1, scaler) else None
+    def owner(self, optimizer: Optimizer) -> int | None:
+        """The scaler that used the optimizer last."""
+        return self._optimizers[optimizer].scaler
+
+    def own(self, optimizer: Optimizer, scaler: int) -> None:
+        """Note that this scaler uses the optimizer from now on."""
+        self._optimizers[optimizer].scaler = scaler
 
     def stream(self, scaler: int, optimizers: Sequence[int]) -> int:
         """Index of a scaler together with the optimizers of an attempt."""
@@ -165,11 +165,6 @@ def names_of(model: nn.Module | None) -> dict[int, Name]:
         module = name.rpartition(".")[0]
         named[id(parameter)] = Name(name, module, type(modules[module]).__name__)
     return named
-
-
-def bits(optimizers: Iterable[int]) -> int:
-    """Bit i for optimizer i; beyond the 63 that a column holds they are left out."""
-    return sum(1 << i for i in optimizers if i < _MOST_BITS)
 
 
 def first_lr(optimizer: Optimizer) -> float | None:

@@ -1,0 +1,129 @@
+"""What ampwatch reads of torch.amp.GradScaler's private state. With scaler.py, the only file that knows it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Final, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Scaler: TypeAlias = torch.amp.GradScaler
+
+RELIED_ON: Final = {
+    "scale": ["self", "outputs"],
+    "unscale_": ["self", "optimizer"],
+    "_unscale_grads_": ["self", "optimizer", "inv_scale", "found_inf", "allow_fp16"],
+    "step": ["self", "optimizer", "args", "kwargs"],
+    "update": ["self", "new_scale"],
+    "load_state_dict": ["self", "state_dict"],
+}
+"""Parameters of the methods that are overridden, as they stand from torch 2.4 to 2.13."""
+
+
+def mismatches(scaler: type[Scaler]) -> list[str]:
+    """The methods whose parameters are not those that ampwatch was written for."""
+    return [
+        f"{name}{inspect.signature(method)}"
+        if (method := getattr(scaler, name, None))
+        else f"{name} is missing"
+        for name, expected in RELIED_ON.items()
+        if _parameters(scaler, name) != expected
+    ]
+
+
+def _parameters(scaler: type[Scaler], name: str) -> list[str]:
+    method = getattr(scaler, name, None)
+    return [] if method is None else list(inspect.signature(method).parameters)
+
+
+def found_inf_of(scaler: Scaler) -> dict[int, Tensor]:
+    """found_inf of each optimizer by its identity, over its devices, on the device of the scale.
+
+    To be read before update(), which adds the flags up in place and forgets them. No synchronisation.
+    """
+    flags = {}
+    scale = scale_of(scaler)
+    for key, state in scaler._per_optimizer_states.items():
+        on_devices = [
+            flag.to(scale.device, non_blocking=True) for flag in state["found_inf_per_device"].values()
+        ]
+        if on_devices:
+            flags[key] = on_devices[0] if len(on_devices) == 1 else torch.stack(on_devices).sum()
+    return flags
+
+
+def is_used(scaler: Scaler) -> bool:
+    """Whether scale() has made the tensors of the scale and its tracker."""
+    return scaler._scale is not None
+
+
+def scale_of(scaler: Scaler) -> Tensor:
+    """The scale, float32 on its device."""
+    assert scaler._scale is not None
+    return scaler._scale
+
+
+def tracker_of(scaler: Scaler) -> Tensor:
+    """Clean attempts since the last change, int32 on the device of the scale."""
+    assert scaler._growth_tracker is not None
+    return scaler._growth_tracker
+
+
+def init_scale_of(scaler: Scaler) -> float:
+    """The scale that an unused scaler begins with."""
+    return float(scaler._init_scale)
+
+
+def describe(scaler: Scaler) -> dict[str, Any]:
+    """Data of the `scaler` event; the numbers are None where the scaler is disabled and has none."""
+    on = scaler.is_enabled()
+    return {
+        "class": type(scaler).__name__,
+        "policy": "torch",
+        "enabled": on,
+        "device": scaler._device,
+        "init_scale": float(scaler._init_scale) if on else None,
+        "growth_factor": float(scaler._growth_factor) if on else None,
+        "backoff_factor": float(scaler._backoff_factor) if on else None,
+        "growth_interval": int(scaler._growth_interval) if on else None,
+    }
+
+
+def device_name(scaler: Scaler) -> str:
+    """The GPU's name, or the type of the device where CUDA is not at work: asking would start it."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_device_name() if scaler._device == "cuda" and started else scaler._device
+
+
+def is_traced() -> bool:
+    """Whether a graph is being compiled or captured, which our own calls must not become part of."""
+    if torch.compiler.is_compiling():
+        return True
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
+
+
+def tensors_in(outputs: object) -> list[Tensor]:
+    """The tensors handed to scale(). Lazy iterables are left alone: reading them would use them up."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    if isinstance(outputs, (list, tuple)):
+        return [tensor for each in outputs for tensor in tensors_in(each)]
+    return []
+
+
+def with_gradient(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters whose gradients torch checks, in its order."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return [p for p in parameters if isinstance(p, Tensor) and p.grad is not None]
+
+
+def checked(grad: Tensor) -> Tensor:
+    """The tensor that torch checks: the values of a sparse gradient, in float16 coalesced; a DTensor's own shard."""
+    if grad.is_sparse:
+        return (grad.coalesce() if grad.dtype is torch.float16 else grad)._values()
+    if type(grad) is not Tensor and hasattr(grad, "to_local"):
+        return cast(Tensor, grad.to_local())
+    return grad

@@ -1,0 +1,242 @@
+"""The instrumented scaler: torch's own, bit for bit, and a record of what it met.
+
+    scaler = ampwatch.GradScaler("cuda", model=model)   # instead of torch.amp.GradScaler("cuda")
+
+Every method that is overridden hands its arguments to torch's unchanged and returns what torch returns. What is
+recorded is read beside it (watching.py), and no reading synchronises with the device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import internals
+from .guard import guard
+from .recorder import current
+from .registry import Sink
+from .settings import Settings
+from .stats.choose import choose
+from .unwatched import UNWATCHED, Unwatched
+from .watching import Watch
+
+if TYPE_CHECKING:
+    from .diagnosis.findings import Finding
+
+__all__ = ["GradScaler", "watch"]
+
+AnyScaler = TypeVar("AnyScaler", bound=torch.amp.GradScaler)
+
+_KEY: Final = "_ampwatch"  # attribute of the scaler
+
+
+class _Seed:
+    """What a copy of a scaler has in place of a watch, until its first use opens one of its own.
+
+    A deep copy records into the same recorder. A pickled one carries nothing along: settings may hold a token, and
+    the process that loads it has settings of its own.
+    """
+
+    def __init__(self, recorder: Sink | None = None) -> None:
+        self._recorder = recorder
+
+    def source(self) -> Sink:
+        """Where the copy records."""
+        return self._recorder or current()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Seed:
+        return _Seed(self._recorder)
+
+    def __reduce__(self) -> tuple[type[_Seed], tuple[()]]:
+        return _Seed, ()
+
+
+class _Watched(torch.amp.GradScaler):
+    """The overrides: each tells the watch, and calls torch."""
+
+    def scale(self, outputs: Any) -> Any:
+        scaled = super().scale(outputs)
+        self._watch(even_disabled=True).scaled(self, outputs)
+        return scaled
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        with self._watch().unscaling(self, optimizer):
+            super().unscale_(optimizer)
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        self._watch().gradients(self, optimizer, fused=allow_fp16)
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        with self._watch().stepping(self, optimizer, args, kwargs):
+            return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        with self._watch().updating(self, new_scale):
+            super().update(new_scale)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with self._watch().restoring(self, state_dict):
+            super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        watch = state.pop(_KEY, UNWATCHED)
+        return state | {_KEY: _Seed(watch.recorder if isinstance(watch, Watch) else None)}
+
+    def _watch(self, *, even_disabled: bool = False) -> Unwatched:
+        """The watch, or its stand-in where there is nothing to observe."""
+        if internals.is_traced() or not (self._enabled or even_disabled):
+            return UNWATCHED
+        watch = self.__dict__.get(_KEY, UNWATCHED)
+        if isinstance(watch, _Seed):
+            watch = _attach(self, None, watch.source)
+        if not isinstance(watch, Watch) or watch.recorder.finished:
+            return UNWATCHED
+        if watch.producer != watch.recorder.producer:  # a forked child is another producer
+            same = watch.recorder
+            return _attach(self, watch.model, lambda: same)
+        return watch
+
+
+class GradScaler(_Watched):
+    """torch.amp.GradScaler that records every attempt: the same scale, skips, gradients and weights, bit for bit.
+
+        scaler = ampwatch.GradScaler("cuda", model=model)
+
+    Arguments:
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's own.
+        model: names its parameters in the records, and lets a fault be traced to a module.
+        run, project, server, dir, config, tags: where and as what the run is recorded (docs/settings.md); what is
+            not given comes from `settings`, else from the environment.
+        on_finding: called with each fatal finding, on the recorder's thread.
+        settings: used as they are where nothing else is given, and instead of the environment.
+        recorder: records here instead of the process's own recorder; the arguments from `run` on are then unused.
+    Errors: torch's own; SettingsError for a setting that cannot be used.
+    Synchronisation: none beyond torch's.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        model: nn.Module | None = None,
+        run: str | None = None,
+        project: str | None = None,
+        server: str | None = None,
+        dir: str | Path | None = None,
+        config: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
+        on_finding: Callable[[Finding], object] | None = None,
+        settings: Settings | None = None,
+        recorder: Sink | None = None,
+    ) -> None:
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        given = _given(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
+        _attach(self, model, _source(settings, given, on_finding, recorder))
+
+
+def watch(
+    scaler: AnyScaler,
+    *,
+    model: nn.Module | None = None,
+    run: str | None = None,
+    project: str | None = None,
+    server: str | None = None,
+    dir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    on_finding: Callable[[Finding], object] | None = None,
+    settings: Settings | None = None,
+    recorder: Sink | None = None,
+) -> AnyScaler:
+    """Instrument a scaler that exists, in place: `watch(s) is s`, so whoever holds it has the watched one.
+
+        ampwatch.watch(accelerator.scaler, model=model)
+
+    Its class becomes one that mixes ours in; its state and what was patched onto the instance stay. A copy of it
+    is a plain scaler of its first class. A scaler that is watched already is left as it is.
+
+    Arguments: as for `GradScaler`.
+    Errors: SettingsError for a setting that cannot be used.
+    Synchronisation: none.
+    """
+    if not isinstance(scaler, _Watched):
+        given = _given(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
+        watching = _attach(scaler, model, _source(settings, given, on_finding, recorder))
+        if watching is not UNWATCHED:
+            scaler.__class__ = _watched_class(type(scaler))
+    return scaler
+
+
+class _InPlace(_Watched):
+    """What `watch` mixes in: copies and pickles are of the class that the scaler had before."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state[_KEY]
+        return state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__new__, (_torch_class(type(self)),), self.__getstate__()
+
+
+def _watched_class(first: type[AnyScaler]) -> type[AnyScaler]:
+    return type(first.__name__, (_InPlace, first), {"__module__": first.__module__})
+
+
+def _torch_class(cls: type[torch.amp.GradScaler]) -> type[torch.amp.GradScaler]:
+    """The class without what ampwatch has mixed in."""
+    return next(b for b in cls.__mro__ if issubclass(b, torch.amp.GradScaler) and not issubclass(b, _Watched))
+
+
+def _given(**given: Any) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value not in (None, ())}
+
+
+def _source(
+    settings: Settings | None,
+    given: Mapping[str, Any],
+    on_finding: Callable[[Finding], object] | None,
+    sink: Sink | None,
+) -> Callable[[], Sink]:
+    """Where the recorder comes from. SettingsError is raised here, before anything is opened."""
+    if sink is not None:
+        return lambda: sink
+    loaded = replace(settings, **given) if settings is not None else Settings.load(**given)
+    choose(loaded.statistics)
+    return lambda: current(loaded, on_finding=on_finding)
+
+
+def _attach(scaler: torch.amp.GradScaler, model: nn.Module | None, source: Callable[[], Sink]) -> Unwatched:
+    """Give a scaler its watch. A class that is not the one ampwatch was written for runs untouched."""
+    watch = UNWATCHED
+    changed = internals.mismatches(_torch_class(type(scaler)))
+    with guard("scaler.open"):
+        recorder = source()
+        if changed:
+            recorder.fault("scaler.open", TypeError(f"not the GradScaler that ampwatch knows: {changed}"), 1)
+        elif not recorder.finished:
+            watch = Watch(recorder, model)
+    scaler.__dict__[_KEY] = watch
+    if changed:
+        warnings.warn(
+            f"{type(scaler).__name__} runs without ampwatch, which does not know {', '.join(changed)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return watch

@@ -1,0 +1,73 @@
+"""Lasting hooks of a watch: on the optimizers it has seen, and on one parameter of each."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from .hooks import Hook
+
+
+class Watcher(Protocol):
+    """Who is told. It is held weakly: its hooks end with it."""
+
+    def stepped(self, optimizer: int) -> None:
+        """An optimizer has stepped."""
+
+    def accumulated(self, optimizer: int) -> None:
+        """A backward pass has added to an optimizer's gradients."""
+
+
+class Tripwires:
+    """Tells a watcher of steps and accumulations, by the index of the optimizer."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = weakref.ref(watcher)
+        self._handles: list[RemovableHandle] = []
+        self._indices: dict[int, int] = {}  # by identity, by which torch keeps its own state of an optimizer
+        self._counted: set[int] = set()
+
+    def knows(self, index: int) -> bool:
+        """Whether the optimizer's steps are watched."""
+        return index in self._indices.values()
+
+    def index_of(self, key: int) -> int | None:
+        """Index of the optimizer with this identity."""
+        return self._indices.get(key)
+
+    def on_step(self, index: int, optimizer: Optimizer) -> None:
+        """Watch the steps of an optimizer."""
+        self._indices[id(optimizer)] = index
+        if hasattr(optimizer, "_optimizer_step_post_hooks"):  # an imitation, or a wrapper, has none
+            hook = Hook("scaler.stepped", partial(_stepped, self._watcher, index))
+            self._handles.append(optimizer.register_step_post_hook(hook))
+
+    def on_accumulation(self, index: int, parameter: Tensor) -> None:
+        """Count the accumulations into this parameter, which is one of the optimizer's."""
+        if index not in self._counted and parameter.is_leaf and parameter.requires_grad:
+            self._counted.add(index)
+            hook = Hook("scaler.accumulated", partial(_accumulated, self._watcher, index))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Take every hook off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _stepped(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:
+    alive = watcher()
+    if alive is not None:
+        alive.stepped(index)
+
+
+def _accumulated(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:
+    alive = watcher()
+    if alive is not None:
+        alive.accumulated(index)

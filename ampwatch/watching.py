@@ -1,0 +1,347 @@
+"""What a watched scaler does beside torch's: look, send, and never touch.
+
+A `Watch` belongs to one scaler, which tells it of every call before torch sees it and after. On the device it only
+reads, and what it reads goes into the ring at `update()`, in one copy. Every entry point runs under the guard:
+where ours fails, the scaler is torch's.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import internals
+from .guard import guard
+from .harvest import Harvester, Label, Seen
+from .hooks import Observation
+from .internals import Scaler
+from .outcome import Attempt, Unscaled
+from .probes import Probes
+from .protocol import Call, CallFault, Protocol
+from .registry import Name, Sink, dtype_name, first_lr, names_of, registry_of
+from .ring import Memory, Ring
+from .stats.choose import choose
+from .tripwires import Tripwires
+from .unwatched import Around, Span, Unwatched
+
+
+@dataclass
+class _Gradients:
+    """One optimizer's part of the attempt that is under way; the rows lie on the devices of its gradients."""
+
+    unscaled: Unscaled
+    rows: list[Tensor]
+
+
+@dataclass
+class _Update:
+    """What has to be read before update() forgets it."""
+
+    call: Call
+    scale: Tensor | None  # None before the first scale()
+    found_inf: dict[int, Tensor]
+    order: list[str]
+    losses: int
+    stepped: list[int]
+    manual: bool
+
+
+class Watch(Unwatched):
+    """Observes one scaler. All methods belong to the training thread; none synchronises with the device.
+
+    Arguments:
+        recorder: takes the records.
+        model: named in the records, and observed; None without.
+        clock: Unix time in seconds.
+        memory: host memory for the ring, see `Ring`.
+    Errors: SettingsError for a statistics pass that does not exist.
+    """
+
+    def __init__(
+        self,
+        recorder: Sink,
+        model: nn.Module | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        memory: Memory | None = None,
+    ) -> None:
+        self.recorder, self.model = recorder, model
+        self.producer = recorder.producer
+        self._clock, self._memory = clock, memory
+        self._statistics = choose(recorder.settings.statistics)
+        self._registry = registry_of(recorder)
+        self._harvester = Harvester(tensor_every=recorder.settings.tensor_every)
+        recorder.attach(self._harvester)
+        self._protocol = Protocol()
+        self._probes = Probes(model, self._registry.tensor)
+        self._tripwires = Tripwires(self)
+        self._ring: Ring[Label] | None = None
+        self._names: dict[int, Name] | None = None
+        self._dtypes: set[torch.dtype] = set()
+        self._scaler = self._stream = -1  # indices, once there are any
+        self._stepping: int | None = None
+        self._begin_window()
+        weakref.finalize(self, _dismantle, self._probes, self._tripwires, self._harvester).atexit = False
+
+    def scaled(self, scaler: Scaler, outputs: object) -> None:
+        """`scale()` has scaled these outputs."""
+        with guard("scaler.scale", self.recorder.fault):
+            self._note_losses(scaler, internals.tensors_in(outputs))
+
+    def unscaling(self, scaler: Scaler, optimizer: Optimizer) -> Span:
+        """Around an explicit `unscale_()`; the one that torch's `step()` calls is no call of the user's."""
+        if self._stepping is not None:
+            return nullcontext()
+        return self._around("unscale_", partial(self._announce_unscale, scaler, optimizer), self._close)
+
+    def stepping(
+        self, scaler: Scaler, optimizer: Optimizer, args: Sequence[object], kwargs: dict[str, Any]
+    ) -> Span:
+        """Around `step()`."""
+        closure = "closure" in kwargs or any(callable(arg) for arg in args[:1])
+        announce = partial(self._announce_step, scaler, optimizer, closure)
+        return self._around("step", announce, self._close_step)
+
+    def gradients(self, scaler: Scaler, optimizer: Optimizer, *, fused: bool) -> None:
+        """Torch is about to check these gradients, and to multiply them by 1/S unless `fused`."""
+        with guard("scaler.gradients", self.recorder.fault):
+            self._take_gradients(scaler, optimizer, fused)
+
+    def updating(self, scaler: Scaler, new_scale: object) -> Span:
+        """Around `update()`."""
+        before = partial(self._before_update, scaler, new_scale is not None)
+        return self._around("update", before, partial(self._after_update, scaler))
+
+    def restoring(self, scaler: Scaler, state: dict[str, Any]) -> Span:
+        """Around `load_state_dict()`."""
+        return self._around(
+            "load_state_dict", partial(self._known_scale, scaler), partial(self._restored, state)
+        )
+
+    def accumulated(self, optimizer: int) -> None:
+        """A backward pass has added to the gradient of an optimizer's first parameter."""
+        self._protocol.accumulated(optimizer)
+        self._accumulations[optimizer] = self._accumulations.get(optimizer, 0) + 1
+
+    def stepped(self, optimizer: int) -> None:
+        """An optimizer has stepped, inside `scaler.step()` or not."""
+        if self._stepping != optimizer:
+            self._tell(self._protocol.step_outside(optimizer))
+
+    def _around(self, where: str, before: Callable[[], Any], after: Callable[[Any, bool], None]) -> Span:
+        return Around(f"scaler.{where}", self.recorder.fault, before, after)
+
+    def _begin_window(self) -> None:
+        self._losses: list[Tensor] = []
+        self._gradients: dict[int, _Gradients] = {}
+        self._accumulations: dict[int, int] = {}
+        self._lr: float | None = None
+
+    def _note_losses(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
+        for loss in losses:
+            self._note_dtype(loss.dtype)
+        if not scaler.is_enabled():
+            self._note_disabled(scaler, losses)
+            return
+        self._protocol.scale()
+        self._probes.forward_ended()
+        if losses:
+            device = internals.scale_of(scaler).device
+            self._losses += [_mean(loss, device) for loss in losses if loss.numel() and not loss.is_complex()]
+
+    def _note_disabled(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
+        """A disabled scaler does nothing after this: say so, and which autocast it stands beside."""
+        self._introduce(scaler)
+        if losses:
+            self._send_seen(self._probes.collect(), losses[0].device, -1)
+            self._harvester.advance()
+
+    def _note_dtype(self, dtype: torch.dtype) -> None:
+        if dtype not in self._dtypes:
+            self._dtypes.add(dtype)
+            self._event("loss_dtype", dtype=dtype_name(dtype))
+
+    def _announce_unscale(self, scaler: Scaler, optimizer: Optimizer) -> Call:
+        return self._protocol.unscale(self._seen(scaler, optimizer))
+
+    def _announce_step(self, scaler: Scaler, optimizer: Optimizer, closure: bool) -> Call:
+        self._stepping = index = self._seen(scaler, optimizer)
+        if self._lr is None:
+            self._lr = first_lr(optimizer)
+        return self._protocol.step(index, closure=closure)
+
+    def _close(self, call: Call | None, raised: bool) -> None:
+        if call is not None:
+            self._tell(self._protocol.close(call, raised=raised))
+
+    def _close_step(self, call: Call | None, raised: bool) -> None:
+        self._stepping = None
+        self._close(call, raised)
+
+    def _seen(self, scaler: Scaler, optimizer: Optimizer) -> int:
+        """Index of the optimizer. When this scaler sees it first, both are introduced, and its steps are watched."""
+        index = self._registry.optimizer(optimizer)
+        if not self._tripwires.knows(index):
+            self._introduce(scaler, replaces=self._registry.owner(optimizer))
+            self._registry.own(optimizer, self._scaler)
+            self._tripwires.on_step(index, optimizer)
+        return index
+
+    def _take_gradients(self, scaler: Scaler, optimizer: Optimizer, fused: bool) -> None:
+        index = self._seen(scaler, optimizer)
+        if index in self._gradients:
+            return
+        parameters = internals.with_gradient(optimizer)
+        if parameters:
+            self._tripwires.on_accumulation(index, parameters[0])
+            self._probes.optimizer(index, parameters)
+        ids = self._registry.introduce(optimizer, parameters, self._names_of_model())
+        places, rows = self._statistics_of(parameters)
+        tensors = np.array([ids[place] for place in places], np.int64)
+        self._gradients[index] = _Gradients(Unscaled(index, tensors, fused), rows)
+
+    def _statistics_of(self, parameters: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """Statistics, device by device, and the place in `parameters` that each row is of."""
+        grads = [internals.checked(p.grad) for p in parameters if p.grad is not None]
+        places: dict[torch.device, list[int]] = {}
+        for place, grad in enumerate(grads):
+            places.setdefault(grad.device, []).append(place)
+        rows = [self._statistics.compute([grads[place] for place in here]) for here in places.values()]
+        return [place for here in places.values() for place in here], rows
+
+    def _before_update(self, scaler: Scaler, manual: bool) -> _Update:
+        call = self._protocol.update(manual=manual)
+        window = self._protocol.window
+        scale, found_inf = None, {}
+        if internals.is_used(scaler):
+            scale = internals.scale_of(scaler).clone()
+            found_inf = self._found_inf(scaler)
+        return _Update(call, scale, found_inf, window.order, window.losses, window.stepped, manual)
+
+    def _found_inf(self, scaler: Scaler) -> dict[int, Tensor]:
+        flags = internals.found_inf_of(scaler)
+        known = {self._tripwires.index_of(key): flag.clone() for key, flag in flags.items()}
+        return {index: known[index] for index in sorted(i for i in known if i is not None)}
+
+    def _after_update(self, scaler: Scaler, noted: _Update | None, raised: bool) -> None:
+        self._close(noted.call if noted else None, raised)
+        if raised:
+            return
+        try:
+            if noted is not None:
+                self._send(scaler, noted)
+        finally:
+            self._begin_window()
+
+    def _send(self, scaler: Scaler, noted: _Update) -> None:
+        before, after = noted.scale, internals.scale_of(scaler)
+        assert before is not None  # update() raises before the first scale()
+        attempt = self._attempt(scaler, noted)
+        self._send_seen(self._probes.collect(), after.device, attempt.attempt)
+        loss = torch.stack(self._losses).mean() if self._losses else before  # in its place, and not read
+        rows = [row for gradients in self._gradients.values() for row in gradients.rows]
+        pieces = [before, after, internals.tracker_of(scaler), loss, *noted.found_inf.values(), *rows]
+        if not self._ring_on(after.device).send(pieces, attempt):
+            lost = {
+                "kind": "attempts",
+                "first_seq": -1,
+                "last_seq": -1,
+                "reason": "the device did not keep pace",
+            }
+            self._event("dropped", **lost)
+
+    def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
+        number = self.recorder.next_attempt()
+        self._registry.coming_attempt = number + 1
+        found = list(noted.found_inf)
+        if found or self._stream < 0:  # a manual update between two attempts belongs to the stream before it
+            self._stream = self._registry.stream(self._introduce(scaler), found)
+        return Attempt(
+            attempt=number,
+            stream=self._stream,
+            scaler=self._scaler,
+            time=self._clock(),
+            order=noted.order,
+            losses=noted.losses,
+            has_loss=bool(self._losses),
+            stepped=noted.stepped,
+            found=found,
+            unscaled=[gradients.unscaled for gradients in self._gradients.values()],
+            manual=noted.manual,
+            micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
+            lr=self._lr,
+            logged=self.recorder.take_logged(),
+        )
+
+    def _send_seen(self, observations: Iterable[Observation], device: torch.device, attempt: int) -> None:
+        """Send what observers saw; ahead of the attempt, so that its row speaks of its gradients' origin already."""
+        for seen in observations:
+            label = Seen(seen.type, seen.decode, attempt, self._stream, self._clock())
+            self._ring_on(device).send([seen.values], label)
+
+    def _ring_on(self, device: torch.device) -> Ring[Label]:
+        if self._ring is None:
+            self._ring = Ring(device, memory=self._memory)
+            self._harvester.listen(self._ring)
+        return self._ring
+
+    def _known_scale(self, scaler: Scaler) -> float:
+        """The scale as far as the host knows it."""
+        known = self._harvester.scale
+        return internals.init_scale_of(scaler) if known is None else known
+
+    def _restored(self, state: dict[str, Any], before: float | None, raised: bool) -> None:
+        if before is not None and not raised:
+            self._harvester.scale = float(state["scale"])
+            self._event("restored", scale=before, scale_after=self._harvester.scale)
+
+    def _introduce(self, scaler: Scaler, replaces: int | None = None) -> int:
+        """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""
+        if self._scaler < 0:
+            self._scaler = self._registry.new_scaler()
+            self.recorder.describe(device=internals.device_name(scaler), statistics=self._statistics.name)
+            self._event("scaler", scaler=self._scaler, **internals.describe(scaler), replaces=replaces)
+        return self._scaler
+
+    def _names_of_model(self) -> dict[int, Name]:
+        """Looked up when the first gradients are there: by then every lazy parameter is."""
+        if self._names is None:
+            self._names = names_of(self.model)
+        return self._names
+
+    def _tell(self, faults: Iterable[CallFault]) -> None:
+        for fault in faults:
+            self._event(
+                "call_fault",
+                fault=fault.fault,
+                optimizer=fault.optimizer,
+                order=fault.order,
+                raised=fault.raised,
+            )
+
+    def _event(self, type: str, **data: Any) -> None:
+        attempt = self._registry.coming_attempt
+        self.recorder.event(type, attempt=attempt, step=self._harvester.step, stream=self._stream, **data)
+
+
+def _mean(loss: Tensor, device: torch.device) -> Tensor:
+    """The loss as it is now, as a scalar: the user may change the tensor in place."""
+    copy = loss.detach().to(device, torch.float64, copy=True, non_blocking=True)
+    return copy.reshape(()) if copy.numel() == 1 else copy.mean()
+
+
+def _dismantle(probes: Probes, tripwires: Tripwires, harvester: Harvester) -> None:
+    """What is left to do when a watch is gone."""
+    probes.close()
+    tripwires.close()
+    harvester.close()
