@@ -23,12 +23,14 @@ from torch.utils.hooks import RemovableHandle
 
 from .forward_search import ForwardSearch
 from .hooks import Hook, Numbers, Observation, Observer, gathered, is_plain, magnitudes, tensors_in
-from .stats.layout import SCALARS
+from .stats.layout import HIST_LOG2_MIN, SCALARS, WIDTH
 from .stats.reference import statistics
 
 __all__ = ["AutocastProbe", "BackwardOrder", "FiniteCheck", "ForwardSearch", "Observation", "OriginProbe"]
 
 ENOUGH_FOR_FLOAT16: Final = 64  # non-zero finite elements
+ENOUGH_FOR_BFLOAT16: Final = 4  # normal float16 numbers; each is on bfloat16's grid by chance once in 8
+_FINER_IN_BFLOAT16: Final = slice(-24 - HIST_LOG2_MIN, -18 - HIST_LOG2_MIN)  # bins of 2^-24 to 2^-18
 MOST_NAMES: Final = 16
 
 
@@ -77,20 +79,26 @@ class OriginProbe(_FirstAccumulations):
         return Observation("origin", gathered(list(self._seen.values())), partial(_origins, list(self._seen)))
 
     def _look_at(self, grad: Tensor) -> Tensor:
-        return statistics(grad).narrow(0, 0, len(SCALARS))
+        return statistics(grad)
 
 
 def _origins(tensors: Sequence[int], numbers: Numbers) -> dict[str, Any]:
-    rows = numbers.reshape(len(tensors), len(SCALARS))
-    named = (dict(zip(SCALARS, row.tolist(), strict=True)) for row in rows)
-    return {"origins": {str(tensor): _origin(row) for tensor, row in zip(tensors, named, strict=True)}}
+    rows = numbers.reshape(len(tensors), WIDTH)
+    return {"origins": {str(tensor): _origin(row) for tensor, row in zip(tensors, rows, strict=True)}}
 
 
-def _origin(row: Mapping[str, float]) -> str:
-    some = row["numel"] - row["n_inf"] - row["n_nan"] - row["n_zero"]
-    if some >= ENOUGH_FOR_FLOAT16 and not row["n_offgrid"] and row["n_offgrid_bf16"]:
+def _origin(row: Numbers) -> str:
+    """The 16-bit format that every element fits and the other one would have been seen to miss."""
+    counts = dict(zip(SCALARS, row.tolist(), strict=False))
+    hist = row[len(SCALARS) :]
+    some = counts["numel"] - counts["n_inf"] - counts["n_nan"] - counts["n_zero"]
+    # Below 2^-18 bfloat16 has the finer grid: so many elements on float16's cannot have come from it.
+    is_no_bfloat16 = counts["n_offgrid_bf16"] or hist[_FINER_IN_BFLOAT16].sum() >= ENOUGH_FOR_FLOAT16
+    if some >= ENOUGH_FOR_FLOAT16 and not counts["n_offgrid"] and is_no_bfloat16:
         return "float16"
-    if some and not row["n_offgrid_bf16"]:  # a gradient of zeros lies on every grid and tells nothing
+    # Below 2^-16 whatever is on float16's grid is on bfloat16's too, which tells nothing.
+    is_no_float16 = counts["n_offgrid"] or some - counts["n_subnormal"] >= ENOUGH_FOR_BFLOAT16
+    if not counts["n_offgrid_bf16"] and is_no_float16:
         return "bfloat16"
     return "unknown"
 

@@ -254,6 +254,11 @@ def test_only_the_first_accumulation_is_looked_at():
         ([math.inf, math.nan, 0.0] + [1.0] * 63 + [1 + 2**-10], "float16"),
         ([1.0] * 63 + [1 + 2**-11], "unknown"),
         ([2.0**-40] * 64, "bfloat16"),
+        ([1.0] * 4, "bfloat16"),
+        ([1.0] * 3, "unknown"),
+        ([2.0**-15] * 64, "unknown"),  # on both grids, as everything of float16 is below 2^-16
+        ([3 * 2.0**-24] * 64, "float16"),  # underflow: bfloat16 would have had bits below 2^-24
+        ([3 * 2.0**-24] * 63 + [1.0], "unknown"),
         ([0.0] * 64, "unknown"),
         ([math.nan] * 64, "unknown"),
     ],
