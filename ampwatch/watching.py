@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -33,6 +33,13 @@ from .ring import Memory, Ring
 from .stats.choose import choose
 from .tripwires import Tripwires
 from .unwatched import Around, Span, Unwatched
+
+_OUTRUN: Final = {
+    "kind": "attempts",
+    "first_seq": -1,
+    "last_seq": -1,
+    "reason": "the device did not keep pace",
+}
 
 
 @dataclass
@@ -244,21 +251,23 @@ class Watch(Unwatched):
             self._begin_window()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
-        before, after = noted.scale, internals.scale_of(scaler)
-        assert before is not None  # update() raises before the first scale()
         attempt = self._attempt(scaler, noted)
-        self._send_seen(self._probes.collect(), after.device, attempt.attempt)
+        device = internals.scale_of(scaler).device
+        # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
+        self._send_seen(self._probes.collect(), device, attempt.attempt)
+        if not self._ring_on(device).send(self._numbers_of(scaler, noted), attempt):
+            self._event("dropped", **_OUTRUN)
+        self._harvester.advance()
+        self._send_seen(self._probes.follow(self._harvester.escalation), device, attempt.attempt)
+
+    def _numbers_of(self, scaler: Scaler, noted: _Update) -> list[Tensor]:
+        """In the order of `Attempt`."""
+        before = noted.scale
+        assert before is not None  # update() raises before the first scale()
         loss = torch.stack(self._losses).mean() if self._losses else before  # in its place, and not read
         rows = [row for gradients in self._gradients.values() for row in gradients.rows]
-        pieces = [before, after, internals.tracker_of(scaler), loss, *noted.found_inf.values(), *rows]
-        if not self._ring_on(after.device).send(pieces, attempt):
-            lost = {
-                "kind": "attempts",
-                "first_seq": -1,
-                "last_seq": -1,
-                "reason": "the device did not keep pace",
-            }
-            self._event("dropped", **lost)
+        after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
+        return [before, after, tracker, loss, *noted.found_inf.values(), *rows]
 
     def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
         number = self.recorder.next_attempt()
@@ -284,7 +293,6 @@ class Watch(Unwatched):
         )
 
     def _send_seen(self, observations: Iterable[Observation], device: torch.device, attempt: int) -> None:
-        """Send what observers saw; ahead of the attempt, so that its row speaks of its gradients' origin already."""
         for seen in observations:
             label = Seen(seen.type, seen.decode, attempt, self._stream, self._clock())
             self._ring_on(device).send([seen.values], label)
