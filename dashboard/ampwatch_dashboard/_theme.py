@@ -52,7 +52,7 @@ LIGHT: Final = Palette(
         "inf": "#a8447f",
     },
     severities={"fatal": "#d55e00", "error": "#a8447f", "warning": "#e69f00", "info": "#8a95a5"},
-    badness=((0.0, "#eff3f7"), (0.05, "#fbe6c0"), (0.3, "#f0b13f"), (0.6, "#d55e00"), (1.0, "#6b2500")),
+    badness=((0.0, "#eff3f7"), (0.15, "#fbe6c0"), (0.3, "#f0b13f"), (0.6, "#d55e00"), (1.0, "#6b2500")),
 )
 DARK: Final = Palette(
     ink="#e6eaf0",
@@ -71,7 +71,7 @@ DARK: Final = Palette(
         "inf": "#e59ac4",
     },
     severities={"fatal": "#ff7f3f", "error": "#e59ac4", "warning": "#f0b429", "info": "#8a95a5"},
-    badness=((0.0, "#1e252e"), (0.05, "#4a3517"), (0.3, "#9a5a10"), (0.6, "#f08a24"), (1.0, "#ffe2a8")),
+    badness=((0.0, "#1e252e"), (0.15, "#4a3517"), (0.3, "#9a5a10"), (0.6, "#f08a24"), (1.0, "#ffe2a8")),
 )
 PALETTES: Final[dict[Theme, Palette]] = {"light": LIGHT, "dark": DARK}
 

@@ -5,7 +5,9 @@ import { ROOT } from "./api.js";
 const CONFIG = {
   displaylogo: false,
   responsive: true,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  showTips: false,
+  // Named one by one: some of Plotly's own set would send the data to another host.
+  modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
 };
 const NARROW_PX = 520;
 const SHORT_AXIS = 8; // ticks; more than that are names

@@ -29,7 +29,7 @@ export async function drawTimeline(run, view, moved) {
 
 /** Outline the chosen finding; draw a line at the chosen moment. */
 function mark(layout, view) {
-  const accent = getComputedStyle(element).getPropertyValue("--accent");
+  const accent = layout.modebar.activecolor;
   for (const shape of layout.shapes) {
     if (shape.name === view.finding) Object.assign(shape, { line: { width: 2, color: accent } });
   }
