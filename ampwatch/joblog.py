@@ -13,7 +13,7 @@ from .records import Batch, Table
 
 if TYPE_CHECKING:
     from .diagnosis.engine import Diagnosis
-    from .diagnosis.findings import Finding
+    from .diagnosis.findings import Finding, Verdict
 
 
 class JobLog:
@@ -104,6 +104,12 @@ class JobLog:
     def _summary(self) -> str:
         counts = "{attempts:,} attempts, {taken:,} taken, {skipped:,} skipped".format(**self.counts)
         return f"{counts}, scale {self._first_scale:g} → {self._last_scale:g}"
+
+
+def after_word(verdict: Verdict) -> str:
+    """The sentence of a verdict without its word, where it begins with it: for a line that says the word itself."""
+    word = f"{verdict.word}: "
+    return verdict.sentence[len(word) :] if verdict.sentence.lower().startswith(word) else verdict.sentence
 
 
 def _say(*lines: str) -> None:

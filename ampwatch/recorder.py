@@ -73,8 +73,10 @@ class Recorder:
         self._worker: Worker | None = None
 
     def describe(self, **data: Any) -> None:
-        """Add to the data of the `run` event (`device`, `statistics`, …); in time until the first event."""
+        """Add to the data of the `run` event (`device`, `statistics`, …); one that has gone out is sent again."""
         self._description |= data
+        if self._worker is not None:
+            self._worker.describe_again()
 
     def attach(self, source: Source) -> None:
         """Harvest this source at every flush from now on."""

@@ -89,7 +89,8 @@ class Worker:
         self._events: deque[Event] = deque()
         self._refused_events = 0
         self._seq = itertools.count()
-        self._last_batch = clock()
+        self._begun = self._last_batch = clock()
+        self._described = False
         self._stop = threading.Event()
         self._reason = ""
         self._spool: SpoolWriter | None = None
@@ -99,8 +100,11 @@ class Worker:
 
     def start(self) -> None:
         """Start the thread."""
-        self._started_at = self._clock()
         self._thread.start()
+
+    def describe_again(self) -> None:
+        """Let the next flush begin with a `run` event: the description has changed."""
+        self._described = False
 
     def put(
         self, type: str, *, attempt: int = -1, step: int = -1, stream: int = -1, data: dict[str, Any]
@@ -138,7 +142,6 @@ class Worker:
     def _open(self) -> None:
         if self._inherited:
             self._harvest(final=False)
-        self._events.appendleft(Event("run", self._started_at, data=self._describe()))
         try:
             self._spool = SpoolWriter(
                 self._settings.dir, self._run, self._producer, max_bytes=self._settings.spool_max_bytes
@@ -149,7 +152,11 @@ class Worker:
     def _flush(self, final: bool = False) -> None:
         with guard("recorder.flush", self._fault):
             harvests = self._harvest(final)
-            events = [*self._queued(), *(event for harvest in harvests for event in harvest.events)]
+            events = [
+                *self._description(),
+                *self._queued(),
+                *(event for harvest in harvests for event in harvest.events),
+            ]
             if final:
                 events.append(Event("finish", self._clock(), data=self._end()))
             batches = list(self._pack(events, harvests)) or self._heartbeat()
@@ -178,6 +185,12 @@ class Worker:
         if self._clock() - self._last_batch < HEARTBEAT_S:
             return []
         return [self._pack_events([Event("heartbeat", self._clock())])]
+
+    def _description(self) -> Iterator[Event]:
+        if not self._described:
+            self._described = True
+            with guard("recorder.describe", self._fault):
+                yield Event("run", self._begun, data=self._describe())
 
     def _queued(self) -> Iterator[Event]:
         while self._events:

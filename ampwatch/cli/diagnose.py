@@ -48,9 +48,11 @@ def _as_dict(run: str, diagnosis: Diagnosis) -> dict[str, object]:
 def _print_run(console: Console, run: str, diagnosis: Diagnosis) -> None:
     from rich.text import Text
 
+    from ampwatch.joblog import after_word
+
     verdict = diagnosis.verdict()
     console.print(
-        Text(run, "bold"), Text(f"{verdict.word}: ", COLOURS_OF_WORDS[verdict.word]) + verdict.sentence
+        Text(run, "bold"), Text(f"{verdict.word}: ", COLOURS_OF_WORDS[verdict.word]) + after_word(verdict)
     )
     for finding in diagnosis.findings():
         _print_finding(console, finding)

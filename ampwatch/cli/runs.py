@@ -25,7 +25,10 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("run", "started (UTC)", "attempts", "skipped", "scale", "verdict", box=None)
+    table = Table(box=None)
+    for heading in ("run", "started (UTC)", "attempts", "skipped", "scale"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("verdict")
     for row in rows:
         table.add_row(*_cells(row))
     Console().print(table)
@@ -60,4 +63,4 @@ def _cells(row: dict[str, Any]) -> list[str]:
     verdict = row["verdict"]
     scale = "" if row["scale"] is None else f"{row['scale']:g}"
     counts = [f"{row['attempts']:,}", f"{row['skipped']:,}"]
-    return [escape(row["run"]), started, *counts, scale, escape(f"{verdict['word']}: {verdict['sentence']}")]
+    return [escape(row["run"]), started, *counts, scale, escape(verdict["sentence"])]

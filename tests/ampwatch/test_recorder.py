@@ -88,6 +88,18 @@ def test_the_first_event_describes_the_run_and_the_last_ends_it(make, tmp_path):
     assert run.data["settings"]["tensor_every"] == 25
 
 
+def test_a_late_description_is_sent_again(make, tmp_path):
+    source = Rows()
+    recorder = make()
+    recorder.attach(source)
+    recorder.event("loss_dtype")
+    source.wait(2)
+    recorder.describe(device="cpu")
+    recorder.finish()
+    devices = [event.data["device"] for event in events_in(tmp_path) if event.type == "run"]
+    assert devices == ["", "cpu"]
+
+
 def test_rows_of_a_source_are_spooled_by_kind_under_one_count(make, tmp_path):
     tensors = {"attempt": [0, 0], "tensor": [0, 1], "scale": [1.0, 1.0], "numel": [4, 5]}
     recorder = make()
