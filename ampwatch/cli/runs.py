@@ -22,16 +22,16 @@ def runs(
     if json_:
         typer.echo(as_json({"runs": rows}))
         return
-    from rich.console import Console
-    from rich.table import Table
+    _print_table([_cells(row) for row in rows])
 
-    table = Table(box=None)
-    for heading in ("run", "started (UTC)", "attempts", "skipped", "scale"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("verdict")
-    for row in rows:
-        table.add_row(*_cells(row))
-    Console().print(table)
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be; the last one may run over the edge of a narrow terminal."""
+    table = [("run", "started (UTC)", "attempts", "skipped", "scale", "verdict"), *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        typer.echo("  ".join(padded).rstrip())
 
 
 def _row(run: str, path: Path) -> dict[str, Any]:
@@ -47,20 +47,20 @@ def _row(run: str, path: Path) -> dict[str, Any]:
             row["skipped"] += int(table["found_inf"].sum()) if "found_inf" in table else 0
             row["scale"] = float(table.get("scale_after", table["scale"])[-1])
         elif batch.kind == "events":
-            started = [event.time for event in batch.events() if event.type == "run"]
-            row["started"] = min([row["started"] or float("inf"), *started])
+            begun = [event.time for event in batch.events() if event.type == "run"]
+            row["started"] = min(filter(None, [row["started"], *begun]), default=None)
     return row | {"verdict": diagnosis.verdict().as_dict()}
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    from rich.markup import escape
-
-    started = (
-        datetime.fromtimestamp(row["started"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-        if row["started"]
-        else ""
-    )
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     verdict = row["verdict"]
-    scale = "" if row["scale"] is None else f"{row['scale']:g}"
-    counts = [f"{row['attempts']:,}", f"{row['skipped']:,}"]
-    return [escape(row["run"]), started, *counts, scale, escape(verdict["sentence"])]
+    return (
+        row["run"],
+        ""
+        if row["started"] is None
+        else f"{datetime.fromtimestamp(row['started'], timezone.utc):%Y-%m-%d %H:%M}",
+        f"{row['attempts']:,}",
+        f"{row['skipped']:,}",
+        "" if row["scale"] is None else f"{row['scale']:g}",
+        ": ".join(filter(None, (verdict["word"], verdict["kind"]))),
+    )

@@ -311,6 +311,7 @@ def test_switched_off_it_records_nothing(make, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_that_records_is_another_producer(make, tmp_path):
     parent = make()
     parent.attach(Rows(Harvest(rows())))
