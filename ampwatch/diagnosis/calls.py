@@ -23,7 +23,8 @@ def call_order(case: Case) -> Iterator[Finding]:
 
 
 def _finding(case: Case, kind: str, events: Sequence[Event]) -> Finding:
-    first = Moment(max(events[0].attempt, 0), events[0].step)
+    attempt = max(events[0].attempt, 0)
+    first = Moment(attempt, case.step_of(attempt))
     raised = bool(events[0].data.get("raised"))
     what = _words(case, events[0])
     headline = texts.HEADLINES[kind].format(first=texts.at(first), fault=what, raised=texts.RAISED[raised])

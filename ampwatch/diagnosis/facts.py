@@ -79,6 +79,7 @@ class Episode:
     attempts: int = 0
     skips: int = 0
     nonfinite: int = 0
+    innocent: int = 0  # of these, those of a gradient penalty: the scale itself may have made them
     first_nonfinite: Moment | None = None
     loss_last: float = 0.0
     at_one: int = 0
@@ -94,6 +95,7 @@ class Episode:
         self.skips += bool(row["skipped"])
         if _is_nonfinite(row["loss"]):
             self.nonfinite += 1
+            self.innocent += bool(row["penalised"])
             self.first_nonfinite = self.first_nonfinite or moment
         if row["scale"] <= 1:
             self.at_one += 1
@@ -101,17 +103,18 @@ class Episode:
 
     @property
     def calibrates(self) -> bool:
-        """A finite loss, and no step taken yet or only just."""
-        if self.nonfinite or self.trend:
+        """A loss that is no fault of the forward pass, and no step taken yet or only just."""
+        if self.nonfinite > self.innocent or self.trend or (self.innocent and self.at_one):
             return False
         just_begun = self.after_first_taken <= CALIBRATION_ATTEMPTS and not self.after_growth
         return self.taken_before == 0 or (just_begun and self.attempts <= CALIBRATION_RUN)
 
     @property
     def probes(self) -> bool:
-        """A finite loss, a short run, and a scale near the highest clean one: the ordinary skip."""
+        """Such a loss, a short run, and a scale near the highest clean one: the ordinary skip."""
         near = self.scale >= self.high / PROBE_DEPTH > 0
-        return not self.nonfinite and not self.trend and self.attempts <= PROBE_RUN and near
+        ordinary = self.nonfinite == self.innocent and not self.trend
+        return ordinary and self.attempts <= PROBE_RUN and near
 
 
 @dataclass(slots=True)

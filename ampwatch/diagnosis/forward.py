@@ -18,7 +18,7 @@ NEAR_LIMIT: Final = 2.0**13
 def forward(case: Case) -> Iterator[Finding]:
     """One finding for each episode in which the loss was not finite, as precise as observers allow."""
     for episode in case.stream.all_episodes():
-        if episode.first_nonfinite is None:
+        if episode.first_nonfinite is None or episode.calibrates or episode.probes:
             continue
         search = _search(case, episode)
         origin = search.get("origin") or {}

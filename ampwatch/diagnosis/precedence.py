@@ -40,6 +40,10 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
 }
 """What a cause explains from its first attempt on; metadata faults are explained whenever they began."""
 _TIMELESS: Final = frozenset({"useless_scaler"})
+_SLACK: Final = {
+    "call_order": 2,
+    "scaler_bypassed": 2,
+}  # attempts in which a loop is wrong before it can be seen
 
 
 def settle(findings: Iterable[Finding]) -> list[Finding]:
@@ -125,7 +129,7 @@ def _causes(findings: list[Finding]) -> list[Finding]:
 def _explains(cause: Finding, other: Finding) -> bool:
     if other.kind not in EXPLAINS.get(cause.kind, ()) or cause.producer != other.producer:
         return False
-    return other.kind in _TIMELESS or other.first_attempt >= cause.first_attempt
+    return other.kind in _TIMELESS or other.first_attempt >= cause.first_attempt - _SLACK.get(cause.kind, 0)
 
 
 def _with_evidence(finding: Finding, evidence: Evidence) -> Finding:

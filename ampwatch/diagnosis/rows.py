@@ -9,12 +9,15 @@ import numpy.typing as npt
 
 from ampwatch.records import Table, missing
 
+UNCOUNTED: Final = 4  # attempts of a producer in which its optimizers are first seen
+
 ROW: Final = np.dtype(
     [
         ("attempt", "<i8"),
         ("step", "<i8"),
         ("stream", "<i4"),
         ("skipped", "|b1"),
+        ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
         ("scale", "<f8"),
         ("scale_after", "<f8"),
         ("loss", "<f8"),
@@ -25,7 +28,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 89 bytes."""
+"""What the diagnosis keeps of an attempt: 90 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -67,10 +70,11 @@ class Ledger:
         return np.concatenate(self._taken) if self._taken else np.empty(0, dtype=ROW)
 
     def step_of(self, attempt: int) -> int:
-        """The step of the newest row at or before an attempt; the attempt itself where there is none."""
+        """The step of an attempt; after the newest row before it, if it has none, and itself if none came before."""
         for block in reversed(self._taken):
             if block["attempt"][0] <= attempt:
-                return int(block["step"][np.searchsorted(block["attempt"], attempt, side="right") - 1])
+                row = block[np.searchsorted(block["attempt"], attempt, side="right") - 1]
+                return int(row["step"]) + int(row["attempt"] < attempt and not row["skipped"])
         return attempt
 
 
@@ -84,9 +88,21 @@ def _rows_of(table: Table) -> Rows:
     for name in ("loss", "norm", "lr"):
         rows[name] = table.get(name, missing(len(rows)))
     rows["n_bad"] = np.asarray(table.get("n_inf", 0)) + np.asarray(table.get("n_nan", 0))
+    rows["penalised"] = _penalised(table, len(rows))
     # a trace without found_inf: of torch's policy, a scale that fell proves a skip
     rows["skipped"] = table["found_inf"] != 0 if "found_inf" in table else rows["scale_after"] < rows["scale"]
     return rows
+
+
+def _penalised(table: Table, rows: int) -> npt.NDArray[np.bool_]:
+    """A gradient penalty scales the loss, differentiates it, and makes the loss that is accumulated of the result.
+
+    Accumulations are not counted yet in the very first attempts: several losses are given the benefit of the doubt.
+    """
+    unknown = np.full(rows, -1)
+    accumulated, losses = (np.asarray(table.get(name, unknown)) for name in ("micro_batches", "losses"))
+    uncounted = (accumulated < 1) & (table["attempt"] < UNCOUNTED)
+    return (losses > 1) & (uncounted | ((accumulated >= 1) & (losses > accumulated)))
 
 
 def _sorted(blocks: list[Rows]) -> Rows:

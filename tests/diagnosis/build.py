@@ -131,7 +131,7 @@ class Run:
                 "scale": self.scale,
                 "scale_after": scale_after,
             }
-            | {"loss": loss, "norm": norm, "numel": 4096, "n_zero": 0}
+            | {"loss": loss, "norm": norm, "numel": 4096, "n_zero": 0, "losses": 1, "micro_batches": 1}
             | flags
         )
         self.scale = scale_after

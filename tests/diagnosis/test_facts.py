@@ -43,11 +43,11 @@ def test_a_late_row_gives_all_again():
     assert (rows["attempt"].tolist(), again) == ([0, 1, 2, 3], True)
 
 
-def test_the_step_at_an_attempt_is_that_of_the_row_before():
+def test_the_step_of_an_attempt_without_a_row_follows_the_row_before():
     ledger = Ledger()
     ledger.add(table(4, 6))
     ledger.take()
-    assert [ledger.step_of(a) for a in (3, 4, 5, 6, 9)] == [3, 40, 40, 60, 60]
+    assert [ledger.step_of(a) for a in (3, 4, 5, 6, 9)] == [3, 40, 41, 60, 61]
 
 
 def test_a_trace_without_found_inf_takes_a_scale_that_fell_for_a_skip():

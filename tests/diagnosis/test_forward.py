@@ -1,3 +1,5 @@
+import math
+
 from build import Run
 
 ORIGIN = {
@@ -84,3 +86,21 @@ def test_advice_never_lowers_the_scale():
     assert "Not a cure: a lower loss scale" in said
     assert "float32" in said
     assert "bfloat16" in said
+
+
+def penalised(run: Run, n: int) -> Run:
+    """Attempts in which a loss made of scaled gradients was infinite: two losses, one accumulation."""
+    run.skip(n, loss=math.inf)
+    for row in run.rows:
+        row |= {"losses": 2, "micro_batches": 1}
+    return run
+
+
+def test_a_gradient_penalty_may_overflow_by_the_scale():
+    assert penalised(Run(), 3).clean(20).kinds() == [("calibration", "info", "explained")]
+    assert penalised(Run().clean(300), 1).kinds() == [("growth_probe", "info", "explained")]
+
+
+def test_a_gradient_penalty_that_no_scale_mends_is_a_fault():
+    assert [f.kind for f in penalised(Run(), 18).findings()] == ["nonfinite_forward"]
+    assert [f.kind for f in penalised(Run().clean(300), 3).findings()] == ["nonfinite_forward"]

@@ -1,0 +1,133 @@
+import torch
+from loops import (
+    Transformer,
+    above_info,
+    features,
+    findings,
+    half,
+    mlp,
+    recorded,
+    regression,
+    train,
+    worse_than_info,
+)
+from torch.nn import functional as F
+
+
+def transformer(directory, *, sharp_at=None, steps=30):
+    model = Transformer()
+
+    def loss_at(step):
+        model.mixers[1].gain = 256.0 if sharp_at is not None and step >= sharp_at else 1.0
+        return model.loss(step)
+
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), loss_at, steps=steps)
+
+
+def test_attention_scores_beyond_float16_name_the_attention(tmp_path):
+    transformer(tmp_path, sharp_at=17)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.state) == ("forward_overflow", "fatal", "open")
+    assert (finding.first_step, finding.module) == (17, "mixers.1")
+
+
+def test_it_is_said_within_six_attempts(tmp_path):
+    transformer(tmp_path, sharp_at=10, steps=16)
+    assert above_info(tmp_path) == [("forward_overflow", "fatal")]
+
+
+def test_the_same_attention_in_range_is_silent(tmp_path):
+    transformer(tmp_path)
+    assert findings(tmp_path) == []
+
+
+def features_from(directory, big_at, model=None):
+    net = mlp()
+
+    def loss_at(step):
+        x = features(step) * (1e5 if step >= big_at else 1.0)
+        return F.mse_loss(net(x).float().tanh(), features(step).sum(-1, keepdim=True).tanh())
+
+    with recorded(directory) as scaler:
+        train(net, scaler(model=net if model else None), loss_at)
+
+
+def test_features_that_are_not_normalised_overflow_the_first_layer(tmp_path):
+    features_from(tmp_path, big_at=12, model=True)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.module, finding.first_step) == ("forward_overflow", "0", 12)
+
+
+def test_without_a_model_the_cause_is_not_guessed(tmp_path):
+    features_from(tmp_path, big_at=12)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step, finding.module) == (
+        "nonfinite_forward",
+        "fatal",
+        12,
+        "",
+    )
+
+
+def test_normalised_features_are_silent(tmp_path):
+    features_from(tmp_path, big_at=1000, model=True)
+    assert findings(tmp_path) == []
+
+
+def data_with(directory, bad):
+    model = mlp()
+
+    def loss_at(step):
+        x = features(step)
+        if step in bad:
+            x[3, 2] = torch.nan
+        return F.mse_loss(model(x).float(), torch.zeros(32, 1))
+
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), loss_at, steps=25)
+
+
+def test_one_bad_batch_is_a_warning(tmp_path):
+    data_with(tmp_path, bad={9})
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.state, finding.first_step) == (
+        "bad_batch",
+        "warning",
+        "recovered",
+        9,
+    )
+
+
+def test_data_that_stays_bad_is_fatal_and_not_called_overflow(tmp_path):
+    data_with(tmp_path, bad=set(range(9, 25)))
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step) == ("nonfinite_forward", "fatal", 9)
+    assert "inputs of the model" in finding.headline
+
+
+def test_good_data_is_silent(tmp_path):
+    data_with(tmp_path, bad=set())
+    assert findings(tmp_path) == []
+
+
+def test_the_scale_is_innocent_of_a_float16_loss_of_zero_probabilities(tmp_path):
+    model = mlp(out=2)
+
+    def loss_at(step):
+        logits = model(features(step)) * (1.0 if step < 15 else 200.0)
+        with half():
+            return -(logits.half().softmax(-1).log()).mean().float()
+
+    with recorded(tmp_path) as scaler:
+        train(model, scaler(model=model), loss_at)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.first_attempt, finding.first_step) == ("nonfinite_forward", 15, 14)
+    assert "the loss itself breaks" in finding.headline
+
+
+def test_a_regression_is_silent(tmp_path):
+    model = mlp()
+    with recorded(tmp_path) as scaler:
+        train(model, scaler(model=model), lambda step: regression(model, step))
+    assert above_info(tmp_path) == []

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from loops import Transformer, above_info, features, findings, mlp, recorded, regression, train
+from torch import nn
+
+
+def regress(directory, steps=40, lr=1e-3, **scaler_arguments):
+    model = mlp()
+    with recorded(directory) as scaler:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        train(
+            model,
+            scaler(model=model, **scaler_arguments),
+            lambda step: regression(model, step),
+            steps=steps,
+            optimizer=optimizer,
+        )
+
+
+def test_the_descent_from_2_32_is_explained(tmp_path):
+    regress(tmp_path, init_scale=2.0**32)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.state) == ("calibration", "info", "explained")
+    assert finding.first_attempt == 0
+
+
+def test_probes_at_the_ceiling_are_ordinary(tmp_path):
+    regress(tmp_path, steps=60, init_scale=2.0**10, growth_interval=4)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity) == ("growth_probe", "info")
+
+
+class Distance(nn.Module):
+    """Length of a masked output; without an eps the gradient of sqrt at 0 is infinite, and times 0 it is NaN."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.body, self.eps = mlp(out=4), eps
+
+    def forward(self, x):
+        h = self.body(x).float() * (x[:, :1] > 0)  # some rows are padding
+        return (h.square().sum(-1) + self.eps).sqrt()
+
+
+def distance(directory, eps, steps=30):
+    model = Distance(eps)
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), lambda step: model(features(step)).mean() + 1.0, steps=steps)
+
+
+def test_a_finite_loss_whose_gradient_never_is_teaches_nothing(tmp_path):
+    distance(tmp_path, eps=0.0)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step) == ("no_updates", "fatal", 0)
+
+
+def test_it_is_an_error_as_soon_as_the_scale_is_1(tmp_path):
+    distance(tmp_path, eps=0.0, steps=18)
+    assert above_info(tmp_path) == [("no_updates", "error")]
+
+
+def test_the_same_with_an_eps_is_silent(tmp_path):
+    distance(tmp_path, eps=1e-6)
+    assert above_info(tmp_path) == []
+
+
+def language(directory, scale, steps=12, **scaler_arguments):
+    model = Transformer()
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model, init_scale=scale, **scaler_arguments), model.loss, steps=steps)
+
+
+def test_a_fixed_scale_too_small_loses_gradients(tmp_path):
+    language(tmp_path, 2.0**-13, growth_interval=10**9)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("underflow", "warning", 0)
+    assert finding.module.startswith("mixers.")
+    assert finding.headline.endswith("the scale does not grow.")
+
+
+def test_a_scale_that_kills_every_gradient_is_told_too(tmp_path):
+    language(tmp_path, 2.0**-30, growth_interval=10**9)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.confidence < 0.9) == ("underflow", True)
+
+
+@pytest.mark.parametrize("scale", [2.0**4, 2.0**10, 2.0**16])
+def test_the_same_at_a_scale_that_serves_is_silent(tmp_path, scale):
+    language(tmp_path, scale)
+    assert findings(tmp_path) == []
+
+
+def sharpened(directory, lr, steps=60):
+    """Least squares by plain gradient descent: above 2 / curvature every step makes it worse."""
+    model = nn.Linear(8, 1)
+    x = features(0, rows=64)
+    with recorded(directory) as scaler:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        target = x.sum(-1, keepdim=True)
+        train(
+            model,
+            scaler(model=model),
+            lambda step: nn.functional.mse_loss(model(x).float(), target),
+            steps=steps,
+            optimizer=optimizer,
+        )
+
+
+def test_a_learning_rate_too_large_is_divergence(tmp_path):
+    sharpened(tmp_path, lr=0.75)
+    (finding,) = [f for f in findings(tmp_path) if f.severity != "info"]
+    assert (finding.kind, finding.severity) == ("divergence", "fatal")
+
+
+def test_a_learning_rate_that_serves_is_silent(tmp_path):
+    sharpened(tmp_path, lr=0.1)
+    assert above_info(tmp_path) == []
