@@ -1,0 +1,1 @@
+"""The ampwatch server: batches in, series, findings and pages out."""

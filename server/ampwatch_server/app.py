@@ -1,0 +1,67 @@
+"""The application: routes, errors and guards around a service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from anyio.to_thread import run_sync
+from fastapi import FastAPI
+
+from ampwatch.diagnosis.engine import Diagnosis
+
+from . import problems
+from .diagnoser import Engine
+from .routes import batches, figures, live, ops, pages, runs, series
+from .security import Guard
+from .service import Service
+from .settings import Settings
+
+PREFIX = "/v1"
+
+
+def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> FastAPI:
+    """The ASGI application of a server. The database is opened and brought up to date here; threads start with it.
+
+    Arguments:
+        settings.
+        engine: makes the diagnosis of a run.
+    Errors: AmpwatchError where the database cannot be opened.
+    """
+    service = Service(settings, engine)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            service.hub.close()
+            await run_sync(service.stop)
+
+    app = FastAPI(
+        title="ampwatch",
+        version=_version(),
+        description="Gradients and loss scales of mixed-precision training: batches in, series and findings out.",
+        lifespan=lifespan,
+        root_path=settings.root_path,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.state.service = service
+    problems.install(app)
+    app.add_middleware(Guard, settings=settings)
+    for module in (runs, batches, series, figures, live):
+        app.include_router(module.router, prefix=PREFIX)
+    app.include_router(ops.router)
+    pages.install(app)
+    return app
+
+
+def _version() -> str:
+    try:
+        return version("ampwatch")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"

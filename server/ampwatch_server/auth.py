@@ -1,0 +1,170 @@
+"""Tokens, sessions and one-time links: who may do what. Only hashes are stored; values are never logged.
+
+A program sends `Authorization: Bearer <token>`. A browser opens the one-time link that the server prints, and gets
+a cookie for it. Scopes: `read` (every GET), `write` (sending batches), `admin` (editing and deleting).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ampwatch.errors import SettingsError
+
+from . import tables as t
+from .db import Database, upsert
+from .settings import Settings
+
+COOKIE: Final = "ampwatch_session"
+SCOPES: Final = ("read", "write", "admin")
+SESSION_S: Final = 30 * 86400.0
+LINK_S: Final = 86400.0
+_CACHE_S: Final = 5.0  # a token that another server revoked is refused after so long
+
+Scope = str
+
+
+class Grant(NamedTuple):
+    """What a token, session or link stands for. Its value is not known, only its hash."""
+
+    id: int
+    kind: str
+    name: str
+    hash: str
+    scopes: frozenset[str]
+    expires: float | None
+
+
+class Auth:
+    """Checks and issues tokens. Arguments: database, settings."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database, self._settings = database, settings
+        self._lock = threading.Lock()
+        self._grants: list[Grant] = []
+        self._read_at = float("-inf")
+
+    def issue(self, kind: str, name: str, scopes: Iterable[Scope], lifetime_s: float | None = None) -> str:
+        """A new token, session or link of these scopes; its value, which is shown this once."""
+        value = secrets.token_urlsafe(32)
+        self.admit(value, kind, name, scopes, lifetime_s)
+        return value
+
+    def admit(
+        self, value: str, kind: str, name: str, scopes: Iterable[Scope], lifetime_s: float | None = None
+    ) -> None:
+        """Let a value be a token, session or link; nothing where it is one already."""
+        now = self._settings.clock()
+        row = {
+            "kind": kind,
+            "name": name,
+            "hash": _hash(value),
+            "scopes": " ".join(scopes),
+            "created": now,
+            "expires": None if lifetime_s is None else now + lifetime_s,
+        }
+        self._database.write(lambda c: c.execute(upsert(c, t.tokens).values(row).on_conflict_do_nothing()))
+        self._forget()
+
+    def find(self, value: str, kind: str) -> Grant | None:
+        """What a value stands for; None where it is none of this kind, or has expired. Constant in time."""
+        given, found = _hash(value), None
+        for grant in self._known():
+            if hmac.compare_digest(grant.hash, given) and grant.kind == kind:
+                found = grant
+        if found is None or (found.expires is not None and found.expires < self._settings.clock()):
+            return None
+        return found
+
+    def redeem(self, code: str) -> str | None:
+        """A session for a one-time link's code, which is spent by it; None where there is no such link."""
+        self._forget()  # another server may have printed the link a moment ago
+        link = self.find(code, "link")
+        if link is None or not self._database.write(lambda c: self._spend(c, link)):
+            return None
+        return self.issue("session", "browser", SCOPES, SESSION_S)
+
+    def note(self, connection: Connection, grant: Grant, action: str, subject: str) -> None:
+        """Write down who did what, in the transaction that does it."""
+        who = f"{grant.kind} {grant.name} {grant.id}"
+        entry = {"time": self._settings.clock(), "who": who, "action": action, "subject": subject}
+        connection.execute(t.audit.insert().values(entry))
+
+    def _spend(self, connection: Connection, link: Grant) -> bool:
+        spent = connection.execute(t.tokens.delete().where(t.tokens.c.id == link.id)).rowcount == 1
+        if spent:
+            self.note(connection, link, "open", "one-time link")
+        return spent
+
+    def _known(self) -> list[Grant]:
+        with self._lock:
+            now = self._settings.clock()
+            if now - self._read_at > _CACHE_S:
+                self._grants, self._read_at = self._load(), now
+            return self._grants
+
+    def _load(self) -> list[Grant]:
+        row = t.tokens.c
+        query = sa.select(row.id, row.kind, row.name, row.hash, row.scopes, row.expires)
+        with self._database.read() as connection:
+            return [
+                Grant(g.id, g.kind, g.name, g.hash, frozenset(g.scopes.split()), g.expires)
+                for g in connection.execute(query)
+            ]
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._read_at = float("-inf")
+
+
+def first_token(auth: Auth, path: Path | None) -> str:
+    """The token of this user's own programs: the one in `path`, made at the first start; without a path a new one.
+
+    Errors: SettingsError where the file cannot be written, or others may read it.
+    """
+    if path is None:
+        return auth.issue("token", "this process", SCOPES)
+    try:
+        value = _read_or_create(path)
+    except OSError as error:
+        raise SettingsError(f"token: {path} cannot be used: {error.strerror}") from error
+    auth.admit(value, "token", "first", SCOPES)
+    return value
+
+
+def _read_or_create(path: Path) -> str:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _read_private(path)
+    value = secrets.token_urlsafe(32)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(value + "\n")
+    return value
+
+
+def _read_private(path: Path) -> str:
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise SettingsError(
+            f"token: {path} has mode {mode:04o}: others can read it; chmod 600 it, or delete it"
+        )
+    value = path.read_text(encoding="utf-8").strip()
+    if len(value) < 16:
+        raise SettingsError(f"token: {path} holds no token; delete it and a new one will be made")
+    return value
+
+
+def _hash(value: str) -> str:
+    """Tokens are 256 random bits: a plain hash keeps them, there is nothing to guess."""
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,208 @@
+"""The compactor: the one thread that turns what was acknowledged into rows, chunks, findings and summaries.
+
+For each run that got something new, under the run's lease: events become rows, the diagnosis sees the batches and
+its findings replace those before, tables are folded into chunks, and the summary is made anew. Every step can be
+cut off and repeated: what was not finished still waits in the inbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ampwatch.records import Batch
+
+from . import tables as t
+from .db import Database
+from .describe import describe_run, insert_events
+from .diagnoser import Diagnoser, Engine, RunDiagnosis, replace_findings
+from .fold import fold
+from .lease import Lease, LeaseLost
+from .settings import Settings
+from .store.blob import pack
+from .store.tail import TailReader, load, unfolded_batch, waiting
+from .summary import count_attempts, summarise
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = (
+    5.0  # how often runs are looked for that nobody announced: of a dead server, or fallen silent
+)
+PAUSE_S: Final = 0.2  # between two passes: batches that arrive together are worked on together
+IDLE_S: Final = 60.0  # silence after which the last window of a producer is folded too
+BATCHES: Final = 512  # of a run in one pass
+
+
+class Compactor:
+    """Works on runs as they are announced.
+
+    Arguments:
+        database, settings, tails.
+        engine: makes a diagnosis.
+        changed: called after each pass with the run, whose summary and findings may be new.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        tails: TailReader,
+        engine: Callable[[], Engine],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._database, self._settings, self._tails, self._changed = database, settings, tails, changed
+        self._diagnoser = Diagnoser(engine)
+        self._holder = uuid.uuid4().hex
+        self._runs: set[str] = set()
+        self._news = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ampwatch-compactor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def announce(self, runs: set[str]) -> None:
+        """These runs got something new. Never blocks on work."""
+        with self._news:
+            self._runs |= runs
+            self._news.notify()
+
+    def stop(self) -> None:
+        """Finish the pass under way, give the leases back and end."""
+        self._stop.set()
+        with self._news:
+            self._news.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def process(self, run: str, *, idle: bool = False) -> None:
+        """One pass over a run: everything that waits for it now.
+
+        Arguments:
+            idle: the run was found by the sweep: only silent producers are worked on, unless there is news.
+        """
+        lease = Lease(run, self._holder, self._settings)
+        if not self._database.write(lease.acquire):
+            self._diagnoser.forget(run)
+            return
+        found = 0
+        while (some := self._digest(lease)) != 0:
+            found += some
+        touched = self._fold_producers(lease, silent_only=idle and not found)
+        if touched:
+            self._summarise(lease, touched)
+            self._changed(run)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            announced = self._next()
+            for run in sorted(announced or self._orphans()):
+                if self._stop.is_set():
+                    break
+                self._guarded(run, idle=not announced)
+            self._stop.wait(PAUSE_S)
+        self._database.write(self._release)
+
+    def _next(self) -> set[str]:
+        with self._news:
+            if not self._runs and not self._stop.is_set():
+                self._news.wait(SWEEP_S)
+            runs, self._runs = self._runs, set()
+            return runs
+
+    def _orphans(self) -> set[str]:
+        with self._database.read() as connection:
+            return set(connection.scalars(sa.select(t.inbox.c.run).distinct()))
+
+    def _guarded(self, run: str, *, idle: bool) -> None:
+        try:
+            self.process(run, idle=idle)
+        except LeaseLost as lost:
+            log.info("%s", lost)
+            self._diagnoser.forget(run)
+        except Exception:
+            log.exception("work on run %s failed and will be tried again", run)
+            self._diagnoser.forget(run)
+
+    def _digest(self, lease: Lease) -> int:
+        """Events and diagnosis of some batches that the diagnosis has not seen; answer how many there were."""
+        with self._database.read() as connection:
+            diagnosis = self._diagnoser.of(connection, lease.run)
+            keys = waiting(connection, lease.run)
+            diagnosis.given.intersection_update(keys)  # what has been folded will not come again
+            new = [key for key in keys if key not in diagnosis.given][:BATCHES]
+            batches = (
+                {(row.producer_id, row.seq): unfolded_batch(row) for row in load(connection, new)}
+                if new
+                else {}
+            )
+        if batches:
+            diagnosis.add(batches)
+            self._record(lease, diagnosis, batches)
+        return len(batches)
+
+    def _record(self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[tuple[int, int], Batch]) -> None:
+        result = diagnosis.result()
+        events = {key: batch for key, batch in batches.items() if batch.kind == "events"}
+
+        def job(connection: Connection) -> None:
+            lease.assert_held(connection)
+            for (producer_id, seq), batch in events.items():
+                insert_events(connection, producer_id, batch, self._settings.clock())
+                mine = sa.and_(t.inbox.c.producer == producer_id, t.inbox.c.seq == seq)
+                connection.execute(t.inbox.delete().where(mine))
+            if events:
+                describe_run(connection, lease.run)
+            if result is not None:
+                replace_findings(connection, lease.run, *result)
+
+        self._database.write(job)
+
+    def _fold_producers(self, lease: Lease, *, silent_only: bool) -> list[int]:
+        """Fold the producers of a run that have something waiting; answer their ids."""
+        row = t.producers.c
+        silence = self._settings.clock() - IDLE_S
+        query = sa.select(row.id, row.finished, row.last_seen).where(
+            row.run == lease.run,
+            sa.or_(sa.exists().where(t.inbox.c.producer == row.id), row.rolled < row.end_attempt),
+            row.last_seen < silence if silent_only else sa.true(),
+        )
+        with self._database.read() as connection:
+            found = connection.execute(query).all()
+        for producer in found:
+            fold(self._database, lease, producer.id, whole=producer.finished or producer.last_seen < silence)
+        return [producer.id for producer in found]
+
+    def _summarise(self, lease: Lease, producer_ids: list[int]) -> None:
+        with self._database.read() as connection:
+            counts = {key: count_attempts(connection, self._tails, key) for key in producer_ids}
+
+        def count(connection: Connection) -> None:
+            lease.assert_held(connection)
+            for key, values in counts.items():
+                connection.execute(t.producers.update().where(t.producers.c.id == key).values(values))
+
+        self._database.write(count)
+        with self._database.read() as connection:
+            summary = pack(summarise(connection, self._tails, lease.run))
+        self._database.write(lambda connection: self._publish(connection, lease, summary))
+
+    def _publish(self, connection: Connection, lease: Lease, summary: bytes) -> None:
+        lease.assert_held(connection)
+        values: dict[Any, Any] = {
+            "summary": summary,
+            "revision": t.run_state.c.revision + 1,
+            "changed": self._settings.clock(),
+        }
+        connection.execute(t.run_state.update().where(t.run_state.c.run == lease.run).values(values))
+
+    def _release(self, connection: Connection) -> None:
+        mine = t.run_state.update().where(t.run_state.c.holder == self._holder)
+        connection.execute(mine.values(holder="", lease_until=0.0))

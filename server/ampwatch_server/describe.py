@@ -1,0 +1,131 @@
+"""Events become rows: the events themselves, and what they say of runs, producers and tensors.
+
+Every event is kept as it came. What is derived from several (the run's description, the origin of a tensor) does
+not depend on the order in which they arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ampwatch.records import Batch, Event
+
+from . import tables as t
+from .db import text, upsert
+from .store.blob import pack, unpack
+from .store.runs import write_tags
+
+
+def insert_events(connection: Connection, producer_id: int, batch: Batch, now: float) -> None:
+    """Store the events of a batch, and apply what they describe. Doing it twice changes nothing."""
+    events = batch.events()
+    rows = [
+        {
+            "producer": producer_id,
+            "run": batch.run,
+            "seq": batch.seq,
+            "place": place,
+            "type": event.type,
+            "time": event.time if math.isfinite(event.time) else now,
+            "attempt": event.attempt,
+            "body": pack(event),
+        }
+        for place, event in enumerate(events)
+    ]
+    if rows:
+        connection.execute(upsert(connection, t.events).on_conflict_do_nothing(), rows)
+    for event in events:
+        _apply(connection, producer_id, event)
+
+
+def describe_run(connection: Connection, run: str) -> None:
+    """Take project, name and tags of a run from its first description: lowest rank, then earliest."""
+    query = (
+        sa.select(t.events.c.body)
+        .join(t.producers, t.producers.c.id == t.events.c.producer)
+        .where(t.events.c.run == run, t.events.c.type == "run")
+        .order_by(t.producers.c.rank, t.events.c.time, t.producers.c.producer)
+        .limit(1)
+    )
+    data = _data(connection.execute(query).scalar())
+    described = {
+        "project": text(data.get("project", "")),
+        "given_name": text(data.get("name", "")),
+        "given_tags": write_tags(_list(data.get("tags"))),
+        "finished": _finished(connection, run),
+    }
+    connection.execute(t.runs.update().where(t.runs.c.run == run).values(described))
+
+
+def _apply(connection: Connection, producer_id: int, event: Event) -> None:
+    data = event.data
+    mine = t.producers.update().where(t.producers.c.id == producer_id)
+    if event.type == "run":
+        values = {"host": text(data.get("host", "")), "device": text(data.get("device", ""))}
+        connection.execute(mine.values(values))
+    elif event.type == "finish":
+        connection.execute(mine.values(finished=True))
+    elif event.type == "tensors":
+        _insert_tensors(connection, producer_id, _list(data.get("tensors")))
+    elif event.type == "origin":
+        _set_origins(connection, producer_id, data.get("origins"))
+
+
+def _insert_tensors(connection: Connection, producer_id: int, given: Iterable[Any]) -> None:
+    rows = [
+        {
+            "producer": producer_id,
+            "tensor": described["id"],
+            "name": text(described.get("name", "")),
+            "origin": "unknown",
+            "body": pack(described),
+        }
+        for described in given
+        if isinstance(described, Mapping) and _is_id(described.get("id"))
+    ]
+    if rows:
+        statement = upsert(connection, t.tensors)
+        new = {name: statement.excluded[name] for name in ("name", "body")}
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=["producer", "tensor"], set_=new), rows
+        )
+
+
+def _set_origins(connection: Connection, producer_id: int, origins: Any) -> None:
+    rows = [
+        {"producer": producer_id, "tensor": int(key), "name": "", "origin": text(origin), "body": pack({})}
+        for key, origin in (origins.items() if isinstance(origins, Mapping) else ())
+        if str(key).isdecimal() and _is_id(int(key))
+    ]
+    if rows:
+        statement = upsert(connection, t.tensors)
+        new = {"origin": statement.excluded.origin}
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=["producer", "tensor"], set_=new), rows
+        )
+
+
+def _finished(connection: Connection, run: str) -> bool:
+    """Whether the last producer of every rank has ended: one that a restart replaced need not have."""
+    query = sa.select(t.producers.c.rank, t.producers.c.finished).where(t.producers.c.run == run)
+    order = (t.producers.c.first_seen, t.producers.c.id)
+    last = {row.rank: row.finished for row in connection.execute(query.order_by(*order))}
+    return bool(last) and all(last.values())
+
+
+def _data(body: bytes | None) -> dict[str, Any]:
+    data = unpack(body).get("data", {}) if body is not None else {}
+    return data if isinstance(data, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

@@ -1,0 +1,101 @@
+"""Following a spool directory: what a training job writes there comes in by the same path as a posted batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+
+from ampwatch.errors import AmpwatchError, InvalidBatch
+from ampwatch.records import Batch
+from ampwatch.spool import Tail
+
+from . import tables as t
+from .db import Database
+from .inbox import Conflict, Inbox, Stored
+from .limits import check
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.5
+_UNDER_WAY: Final = 64  # batches handed over and not committed yet
+
+
+class Follower:
+    """Reads a spool directory as it grows, and never changes it.
+
+    Arguments:
+        directory: folder of all runs, of one run or of one producer.
+        inbox: takes the batches. database: knows which it has.
+    """
+
+    def __init__(self, directory: Path, inbox: Inbox, database: Database) -> None:
+        self._directory, self._inbox, self._database = directory, inbox, database
+        self._tail = Tail(directory)
+        self._under_way: deque[Future[Stored]] = deque()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ampwatch-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._read()
+            except InvalidBatch as error:
+                log.warning("%s: a record was passed over: %s", self._directory, error)
+                continue  # the tail stands behind it
+            except (AmpwatchError, OSError) as error:
+                log.warning("%s: %s; reading on in a moment", self._directory, error)
+            self._stop.wait(POLL_S)
+
+    def _read(self) -> None:
+        for batch in self._tail.read():
+            if self._stop.is_set():
+                return
+            if not self._has(batch):
+                self._under_way.append(self._inbox.append(batch, check(batch), time=self._written(batch)))
+            while len(self._under_way) > _UNDER_WAY:
+                self._settle(self._under_way.popleft())
+        while self._under_way:
+            self._settle(self._under_way.popleft())
+
+    def _settle(self, future: Future[Stored]) -> None:
+        try:
+            future.result()
+        except Conflict as error:
+            log.warning("%s: %s", self._directory, error)
+
+    def _has(self, batch: Batch) -> bool:
+        """Whether a batch is stored: after a restart the whole folder is read again, and most of it is known."""
+        joined = t.receipts.join(t.producers, t.producers.c.id == t.receipts.c.producer)
+        query = sa.select(t.receipts.c.digest).select_from(joined)
+        mine = query.where(t.producers.c.producer == batch.producer, t.receipts.c.seq == batch.seq)
+        with self._database.read() as connection:
+            return connection.execute(mine).scalar() == bytes.fromhex(batch.digest)
+
+    def _written(self, batch: Batch) -> float | None:
+        """When its producer last wrote: a run of last week shall not look alive because it is read today."""
+        folders = (
+            self._directory / batch.run / batch.producer,
+            self._directory / batch.producer,
+            self._directory,
+        )
+        for folder in folders:
+            files = [file.stat().st_mtime for file in folder.glob("*.awb")]
+            if files:
+                return max(files)
+        return None

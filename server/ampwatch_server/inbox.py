@@ -1,0 +1,269 @@
+"""Ingest: a checked batch goes into the inbox, durably, once.
+
+Batches that arrive while a commit is under way wait for each other and share the next one. (producer, seq) is
+stored once however often it is sent; the same key with another digest is a conflict.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.records import Batch
+
+from . import tables as t
+from .db import Database, upsert
+from .limits import Extent
+from .settings import Settings
+
+_KEYS_A_QUERY: Final = 400  # below the bound on variables of old SQLite
+_EMPTY_MAP: Final = b"\x80"  # of msgpack
+
+
+class Conflict(AmpwatchError):
+    """A batch that contradicts what is stored: another body under its key, or its producer in another run."""
+
+
+class Overloaded(AmpwatchError):
+    """More waits for the disk than the server wants to hold in memory; the same batch may be sent again later."""
+
+
+class Stored(NamedTuple):
+    """What became of a batch: False where it was stored before."""
+
+    new: bool
+
+
+class _Waiting(NamedTuple):
+    batch: Batch
+    extent: Extent
+    time: float
+    future: Future[Stored]
+
+
+class _Producer(NamedTuple):
+    id: int
+    run: str
+    rank: int
+
+
+class Inbox:
+    """Appends batches to the inbox.
+
+    Arguments:
+        database, settings.
+        committed: called in the writing thread after each commit with the runs that got something new.
+    """
+
+    def __init__(self, database: Database, settings: Settings, committed: Callable[[set[str]], None]) -> None:
+        self._database, self._settings, self._committed = database, settings, committed
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._waiting_bytes = 0
+
+    def append(self, batch: Batch, extent: Extent, *, time: float | None = None) -> Future[Stored]:
+        """Store a batch whose body was checked. The future resolves after the durable commit.
+
+        Arguments:
+            extent: `limits.check(batch)`.
+            time: when it was produced, where that is known to be long ago; now if None.
+        Errors: in the future, Conflict. Raised at once, Overloaded.
+        """
+        moment = self._settings.clock() if time is None else time
+        waiting = _Waiting(batch, extent, moment, Future())
+        with self._lock:
+            if self._waiting_bytes + len(batch.body) > self._settings.max_pending_bytes:
+                raise Overloaded("too many batches wait for the database; send this one again later")
+            self._waiting.append(waiting)
+            self._waiting_bytes += len(batch.body)
+            first = len(self._waiting) == 1
+        if first:  # those who come until the writer gets to it share this commit
+            self._commit()
+        return waiting.future
+
+    def _commit(self) -> None:
+        group: list[_Waiting] = []
+
+        def job(connection: Connection) -> list[Stored | Conflict]:
+            group.extend(self._take())
+            return _store(connection, group)
+
+        def done(future: Future[list[Stored | Conflict]]) -> None:
+            if (error := future.exception()) is not None:
+                for waiting in group or self._take():
+                    waiting.future.set_exception(error)
+                return
+            self._resolve(group, future.result())
+
+        self._database.submit(job).add_done_callback(done)
+
+    def _take(self) -> list[_Waiting]:
+        with self._lock:
+            taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return taken
+
+    def _resolve(self, group: list[_Waiting], outcomes: list[Stored | Conflict]) -> None:
+        fresh = set()
+        for waiting, outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, Conflict):
+                waiting.future.set_exception(outcome)
+                continue
+            if outcome.new:
+                fresh.add(waiting.batch.run)
+            waiting.future.set_result(outcome)
+        if fresh:
+            self._committed(fresh)
+
+
+def _store(connection: Connection, group: list[_Waiting]) -> list[Stored | Conflict]:
+    producers = _register(connection, group)
+    digests = _digests(connection, {(producers[w.batch.producer].id, w.batch.seq) for w in group})
+    outcomes: list[Stored | Conflict] = []
+    new: list[tuple[_Producer, _Waiting]] = []
+    for waiting in group:
+        producer = producers[waiting.batch.producer]
+        outcome = _judge(producer, waiting.batch, digests)
+        outcomes.append(outcome)
+        if isinstance(outcome, Stored) and outcome.new:
+            digests[producer.id, waiting.batch.seq] = bytes.fromhex(waiting.batch.digest)
+            new.append((producer, waiting))
+    if new:
+        _insert(connection, new)
+        _advance(connection, new)
+    return outcomes
+
+
+def _judge(producer: _Producer, batch: Batch, digests: dict[tuple[int, int], bytes]) -> Stored | Conflict:
+    if (producer.run, producer.rank) != (batch.run, batch.rank):
+        return Conflict(
+            f"producer {batch.producer} is rank {producer.rank} of run {producer.run}, "
+            f"not rank {batch.rank} of run {batch.run}"
+        )
+    known = digests.get((producer.id, batch.seq))
+    if known is None:
+        return Stored(new=True)
+    if known != bytes.fromhex(batch.digest):
+        return Conflict(
+            f"producer {batch.producer} has sent another batch with seq {batch.seq} "
+            f"(digest {known.hex()}, this one has {batch.digest})"
+        )
+    return Stored(new=False)
+
+
+def _register(connection: Connection, group: list[_Waiting]) -> dict[str, _Producer]:
+    """Rows of every producer of the group, made where there were none, and locked until the commit."""
+    found = _producers(connection, group)
+    unknown = {w.batch.producer: w for w in reversed(group) if w.batch.producer not in found}
+    if unknown:
+        _insert_runs(connection, unknown.values())
+        rows = [_new_producer(w) for _, w in sorted(unknown.items())]
+        connection.execute(upsert(connection, t.producers).on_conflict_do_nothing(), rows)
+        found = _producers(connection, group)
+    return found
+
+
+def _producers(connection: Connection, group: list[_Waiting]) -> dict[str, _Producer]:
+    found: dict[str, _Producer] = {}
+    for names in _slices(sorted({w.batch.producer for w in group})):
+        query = sa.select(t.producers).where(t.producers.c.producer.in_(names))
+        for row in connection.execute(query.order_by(t.producers.c.id).with_for_update()):
+            found[row.producer] = _Producer(row.id, row.run, row.rank)
+    return found
+
+
+def _new_producer(waiting: _Waiting) -> dict[str, Any]:
+    batch = waiting.batch
+    counts = dict.fromkeys(("received", "end_attempt", "rolled", "attempts", "skipped"), 0)
+    seen = {"first_seen": waiting.time, "last_seen": waiting.time}
+    header = {"producer": batch.producer, "run": batch.run, "rank": batch.rank}
+    return header | counts | seen | {"last_seq": -1, "finished": False, "host": "", "device": ""}
+
+
+def _insert_runs(connection: Connection, unknown: Iterable[_Waiting]) -> None:
+    first = {w.batch.run: w.time for w in unknown}
+    runs = [_new_run(run, time) for run, time in sorted(first.items())]
+    connection.execute(upsert(connection, t.runs).on_conflict_do_nothing(), runs)
+    states = [
+        {
+            "run": run,
+            "holder": "",
+            "lease_until": 0.0,
+            "revision": 0,
+            "changed": time,
+            "summary": _EMPTY_MAP,
+            "verdict": _EMPTY_MAP,
+        }
+        for run, time in sorted(first.items())
+    ]
+    connection.execute(upsert(connection, t.run_state).on_conflict_do_nothing(), states)
+
+
+def _new_run(run: str, time: float) -> dict[str, Any]:
+    moments = dict.fromkeys(("started", "last_seen", "last_attempt"), time)
+    texts = dict.fromkeys(("project", "given_name", "notes"), "")
+    return {"run": run, "given_tags": "[]", "archived": False, "finished": False} | moments | texts
+
+
+def _digests(connection: Connection, keys: set[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+    found: dict[tuple[int, int], bytes] = {}
+    for some in _slices(sorted(keys)):
+        query = sa.select(t.receipts).where(sa.tuple_(t.receipts.c.producer, t.receipts.c.seq).in_(some))
+        found |= {(row.producer, row.seq): row.digest for row in connection.execute(query)}
+    return found
+
+
+def _insert(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> None:
+    receipts, bodies = [], []
+    for producer, waiting in new:
+        batch, extent = waiting.batch, waiting.extent
+        key = {"producer": producer.id, "seq": batch.seq}
+        receipts.append(key | {"digest": bytes.fromhex(batch.digest)})
+        header = {"run": batch.run, "kind": batch.kind, "digest": batch.digest, "body": batch.body}
+        bodies.append(key | header | {"first": extent.first, "last": extent.last, "folded": 0})
+    connection.execute(t.receipts.insert(), receipts)
+    connection.execute(t.inbox.insert(), bodies)
+
+
+def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> None:
+    """Move the high-water marks of producers and runs."""
+    by_producer: dict[int, list[_Waiting]] = {}
+    by_run: dict[str, list[_Waiting]] = {}
+    for producer, waiting in new:
+        by_producer.setdefault(producer.id, []).append(waiting)
+        by_run.setdefault(producer.run, []).append(waiting)
+    row = t.producers.c
+    for producer_id, given in sorted(by_producer.items()):
+        update = t.producers.update().where(row.id == producer_id)
+        connection.execute(
+            update.values(
+                received=row.received + len(given),
+                last_seq=_greatest(row.last_seq, max(w.batch.seq for w in given)),
+                end_attempt=_greatest(row.end_attempt, max(w.extent.last for w in given) + 1),
+                last_seen=_greatest(row.last_seen, max(w.time for w in given)),
+            )
+        )
+    for run, given in sorted(by_run.items()):
+        _advance_run(connection, run, given)
+
+
+def _advance_run(connection: Connection, run: str, given: list[_Waiting]) -> None:
+    seen = max(w.time for w in given)
+    values = {"last_seen": _greatest(t.runs.c.last_seen, seen)}
+    if any(w.batch.kind == "attempts" for w in given):
+        values["last_attempt"] = _greatest(t.runs.c.last_attempt, seen)
+    connection.execute(t.runs.update().where(t.runs.c.run == run).values(values))
+
+
+def _greatest(column: sa.ColumnElement[Any], value: float) -> sa.ColumnElement[Any]:
+    """The larger of two; SQLite and PostgreSQL have no function for it in common."""
+    return sa.case((column < value, value), else_=column)
+
+
+def _slices(items: list[Any]) -> Iterable[list[Any]]:
+    return (items[i : i + _KEYS_A_QUERY] for i in range(0, len(items), _KEYS_A_QUERY))

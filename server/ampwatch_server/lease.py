@@ -1,0 +1,46 @@
+"""Leases: one server at a time folds and diagnoses a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ampwatch.errors import AmpwatchError
+
+from .settings import Settings
+from .tables import run_state
+
+
+class LeaseLost(AmpwatchError):
+    """Another server has taken the run over, or the run was deleted: what was being written is rolled back."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A claim of `holder` on a run, kept in the row of the run's state.
+
+    Every transaction that changes what the lease protects begins with `assert_held`, which locks this row to its
+    end: a server that slept through its lease cannot write over the next one.
+    """
+
+    run: str
+    holder: str
+    settings: Settings
+
+    def acquire(self, connection: Connection) -> bool:
+        """Take or renew the lease; False where another server holds it, or the run is gone."""
+        now = self.settings.clock()
+        free = sa.or_(run_state.c.holder == self.holder, run_state.c.lease_until < now)
+        return self._claim(connection, now, free)
+
+    def assert_held(self, connection: Connection) -> None:
+        """Renew the lease. LeaseLost where it has gone to another."""
+        if not self._claim(connection, self.settings.clock(), run_state.c.holder == self.holder):
+            raise LeaseLost(f"run {self.run}: another server has taken it over, or it was deleted")
+
+    def _claim(self, connection: Connection, now: float, allowed: sa.ColumnElement[bool]) -> bool:
+        claim = run_state.update().where(run_state.c.run == self.run, allowed)
+        done = connection.execute(claim.values(holder=self.holder, lease_until=now + self.settings.lease_s))
+        return done.rowcount == 1

@@ -1,0 +1,95 @@
+"""Errors as problem documents (RFC 9457)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ampwatch.errors import AmpwatchError, InvalidBatch, RunNotFound
+
+from .inbox import Conflict, Overloaded
+from .limits import TooLarge
+
+MEDIA_TYPE: Final = "application/problem+json"
+_STATUS: Final[dict[type[AmpwatchError], int]] = {
+    InvalidBatch: 422,
+    RunNotFound: 404,
+    Conflict: 409,
+    TooLarge: 413,
+    Overloaded: 503,
+}
+
+
+class Problem(AmpwatchError):
+    """An error with the status that a client shall see.
+
+    Arguments:
+        status: of HTTP.
+        detail: what was got, what is allowed, what to do.
+        field: the parameter or field to blame, where there is one.
+        headers: to send beside it.
+    """
+
+    def __init__(
+        self, status: int, detail: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.field, self.headers = status, detail, field, headers
+
+
+def problem(
+    status: int, detail: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A problem document as a response."""
+    document: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+    }
+    if field is not None:
+        document["field"] = field
+    return Response(msgspec.json.encode(document), status, headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of an app a problem document."""
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(AmpwatchError, _on_own)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_parameter)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+def _on_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return problem(error.status, error.detail, field=error.field, headers=error.headers)
+
+
+def _on_own(_: Request, error: Exception) -> Response:
+    status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
+    if isinstance(error, InvalidBatch):
+        return problem(status, error.reason, field=error.field)
+    return problem(status, str(error), headers={"Retry-After": "1"} if status == 503 else None)
+
+
+def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return problem(error.status_code, error.detail, headers=error.headers)
+
+
+def _on_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return problem(422, first["msg"], field=".".join(str(part) for part in first["loc"][1:]) or "body")
+
+
+def _on_bug(_: Request, _error: Exception) -> Response:
+    return problem(500, "the server met an error of its own; its log says more")

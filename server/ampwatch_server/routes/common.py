@@ -1,0 +1,92 @@
+"""What routes share: the service, who asks, and how an answer is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+from fastapi import Depends, Query, Request
+from starlette.responses import Response
+
+from ampwatch_server import schemas
+from ampwatch_server.auth import COOKIE, Grant, Scope
+from ampwatch_server.problems import MEDIA_TYPE, Problem
+from ampwatch_server.service import Service
+from ampwatch_server.store.series import Range
+
+MAX_POINTS: Final = 20_000
+
+
+def service_of(request: Request) -> Service:
+    """The service behind the app."""
+    return cast(Service, request.app.state.service)
+
+
+ServiceOf = Annotated[Service, Depends(service_of)]
+
+
+def grant_of(request: Request, service: Service) -> Grant | None:
+    """Who asks: by bearer token, else by the cookie of a browser's session."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return service.auth.find(value.strip(), "token")
+    cookie = request.cookies.get(COOKIE)
+    return service.auth.find(cookie, "session") if cookie else None
+
+
+def require(scope: Scope) -> Callable[[Request, Service], Grant]:
+    """A dependency that lets in who has the scope: 401 for the unknown, 403 for the others."""
+
+    def check(request: Request, service: ServiceOf) -> Grant:
+        grant = grant_of(request, service)
+        if grant is None:
+            raise Problem(
+                401,
+                "send `Authorization: Bearer <token>`; the token lies in the ampwatch folder of your configuration. "
+                "A browser opens the link that `ampwatch serve` printed",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if scope not in grant.scopes:
+            raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
+        return grant
+
+    return check
+
+
+def asked(
+    first: Annotated[int, Query(alias="from", ge=0, description="first attempt")] = 0,
+    last: Annotated[int | None, Query(alias="to", ge=0, description="last attempt, inclusive")] = None,
+    points: Annotated[int, Query(ge=1, le=MAX_POINTS, description="points wanted of each stream")] = 600,
+) -> Range:
+    """The range parameters of a read."""
+    return Range(first, last, points)
+
+
+Asked = Annotated[Range, Depends(asked)]
+Rank = Annotated[int | None, Query(ge=0)]
+Stream = Annotated[int | None, Query(ge=0)]
+Cursor = Annotated[str | None, Query(max_length=4096, description="`next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    """Plain data as JSON, written once and not validated again."""
+    return Response(msgspec.json.encode(data), status, media_type="application/json")
+
+
+def split_names(names: str, allowed: Callable[[str], bool], told: str) -> list[str]:
+    """A comma-separated parameter `names`. 422 for one that is not allowed."""
+    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in found:
+        if not allowed(name):
+            raise Problem(422, f"got {name!r}, it must be {told}", field="names")
+    if not found:
+        raise Problem(422, f"name at least one: {told}", field="names")
+    return found
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Documentation of the errors of a route."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"model": schemas.Problem, "content": content} for status in (401, 403, *statuses)}

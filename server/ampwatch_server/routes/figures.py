@@ -1,0 +1,79 @@
+"""Plotly figures of a run, as data: the JSON of the API in, what `Plotly.react` draws out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+
+from ampwatch_dashboard import figures
+from ampwatch_server import schemas
+from ampwatch_server.store import events, runs, series, tensors
+
+from .common import Asked, Rank, ServiceOf, Stream, answer, problems, require
+from .series import HeatmapAsked, Rows, StatName
+
+router = APIRouter(prefix="/runs/{run}/figures", tags=["figures"], dependencies=[Depends(require("read"))])
+
+Theme = Literal["light", "dark"]
+
+MARKED: Final = ("growth", "backoff", "set", "restored", "skip")
+MARKS_SHOWN: Final = 1000
+
+
+@router.get("/timeline", response_model=schemas.Figure, responses=problems(404, 422))
+def timeline(
+    run: str,
+    service: ServiceOf,
+    asked: Asked,
+    theme: Theme = "light",
+    rank: Rank = None,
+    stream: Stream = None,
+) -> Response:
+    """Scale, loss and norm over attempts, with the events that changed the scale and the findings."""
+    names = ["scale", "loss", "norm"]
+    with service.database.read() as connection:
+        columns = series.read_series(connection, service.tails, run, names, asked, rank=rank, stream=stream)
+        marks = events.list_events(
+            connection,
+            run,
+            types=MARKED,
+            first=asked.first,
+            last=asked.last,
+            rank=rank,
+            cursor=None,
+            limit=MARKS_SHOWN,
+        )
+        found = runs.findings_of(connection, run)
+    return answer(figures.timeline(columns, marks["items"], found["findings"], theme))
+
+
+@router.get("/heatmap", response_model=schemas.Figure, responses=problems(404, 422))
+def heatmap(
+    run: str,
+    service: ServiceOf,
+    asked: HeatmapAsked,
+    theme: Theme = "light",
+    stat: StatName = "lost_share",
+    rank: Rank = None,
+    rows: Rows = None,
+) -> Response:
+    """Tensors over attempts."""
+    with service.database.read() as connection:
+        data = tensors.read_heatmap(connection, service.tails, run, stat, asked, rank=rank, rows=rows)
+    return answer(figures.heatmap(data, theme))
+
+
+@router.get("/histogram", response_model=schemas.Figure, responses=problems(404, 422))
+def histogram(
+    run: str,
+    service: ServiceOf,
+    asked: Asked,
+    tensor: Annotated[int, Query(ge=0, lt=2**31)],
+    theme: Theme = "light",
+) -> Response:
+    """The histograms of one tensor over attempts."""
+    with service.database.read() as connection:
+        data = tensors.read_histograms(connection, service.tails, run, tensor, asked)
+    return answer(figures.histogram(data, theme))

@@ -1,0 +1,108 @@
+"""`/v1/runs`: list, read, edit, delete; and what the diagnosis says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from sqlalchemy.engine import Connection
+from starlette.responses import Response
+
+from ampwatch_server import schemas
+from ampwatch_server.auth import Grant
+from ampwatch_server.store import events as store_events
+from ampwatch_server.store import runs as store
+
+from .common import Cursor, Limit, Rank, ServiceOf, answer, problems, require
+
+router = APIRouter(tags=["runs"], dependencies=[Depends(require("read"))])
+
+Order = Literal["-last_seen", "last_seen", "-started", "started", "name"]
+Status = Literal["live", "finished", "stalled", "crashed"]
+Admin = Annotated[Grant, Depends(require("admin"))]
+
+
+@router.get("/runs", response_model=schemas.RunPage, responses=problems(422))
+def list_runs(
+    service: ServiceOf,
+    project: str | None = None,
+    status: Status | None = None,
+    q: Annotated[
+        str | None, Query(max_length=256, description="part of the name, id, project, notes or a tag")
+    ] = None,
+    order: Order = "-last_seen",
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Runs, a page at a time."""
+    with service.database.read() as connection:
+        page = store.list_runs(
+            connection,
+            service.settings,
+            project=project,
+            status=status,
+            q=q,
+            order=order,
+            cursor=cursor,
+            limit=limit,
+        )
+    return answer(page)
+
+
+@router.get("/runs/{run}", response_model=schemas.Run, responses=problems(404))
+def get_run(run: str, service: ServiceOf) -> Response:
+    """One run."""
+    with service.database.read() as connection:
+        return answer(store.get_run(connection, service.settings, run))
+
+
+@router.patch("/runs/{run}", response_model=schemas.Run, responses=problems(404, 422))
+def patch_run(run: str, changes: schemas.RunEdit, service: ServiceOf, grant: Admin) -> Response:
+    """Change name, tags, notes or the archived mark."""
+    given = changes.model_dump(exclude_none=True)
+
+    def job(connection: Connection) -> dict[str, Any]:
+        store.edit_run(connection, run, given)
+        service.auth.note(connection, grant, "edit", run)
+        return store.get_run(connection, service.settings, run)
+
+    return answer(service.database.write(job))
+
+
+@router.delete("/runs/{run}", status_code=204, responses=problems(404))
+def delete_run(run: str, service: ServiceOf, grant: Admin) -> Response:
+    """Delete a run and everything that hangs on it."""
+
+    def job(connection: Connection) -> None:
+        store.delete_run(connection, run)
+        service.auth.note(connection, grant, "delete", run)
+
+    service.database.write(job)
+    return Response(status_code=204)
+
+
+@router.get("/runs/{run}/events", response_model=schemas.EventPage, responses=problems(404, 422))
+def list_events(
+    run: str,
+    service: ServiceOf,
+    types: Annotated[str, Query(alias="type", description="one or more, separated by commas")] = "",
+    first: Annotated[int | None, Query(alias="from", ge=0, description="first attempt")] = None,
+    last: Annotated[int | None, Query(alias="to", ge=0, description="last attempt, inclusive")] = None,
+    rank: Rank = None,
+    cursor: Cursor = None,
+    limit: Limit = 200,
+) -> Response:
+    """Events, the oldest first; never sampled."""
+    wanted = [name.strip() for name in types.split(",") if name.strip()]
+    with service.database.read() as connection:
+        page = store_events.list_events(
+            connection, run, types=wanted, first=first, last=last, rank=rank, cursor=cursor, limit=limit
+        )
+    return answer(page)
+
+
+@router.get("/runs/{run}/findings", response_model=schemas.Findings, responses=problems(404))
+def get_findings(run: str, service: ServiceOf) -> Response:
+    """The verdict and the findings, the worst first."""
+    with service.database.read() as connection:
+        return answer(store.findings_of(connection, run))

@@ -1,0 +1,271 @@
+"""What the API answers, for its documentation: the server builds these as plain data (docs/rest.md).
+
+A real is a number, one of the strings "NaN", "Infinity", "-Infinity", or null where it is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Real = Annotated[float | Literal["NaN", "Infinity", "-Infinity"] | None, Field(examples=[65536.0])]
+Word = Literal["healthy", "warning", "failing", "no data"]
+Severity = Literal["fatal", "error", "warning", "info"]
+
+
+class Model(BaseModel):
+    """Base of the answers: nothing beyond the fields that are named."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(Model):
+    """A problem document (RFC 9457)."""
+
+    type: str = Field(examples=["about:blank"])
+    title: str = Field(examples=["Unprocessable Entity"])
+    status: int = Field(examples=[422])
+    detail: str = Field(examples=["it is required in attempts"])
+    field: str | None = Field(None, examples=["columns.scale"])
+
+
+class Verdict(Model):
+    """One sentence over a run."""
+
+    word: Word
+    severity: Severity | None
+    kind: str | None = Field(examples=["forward_overflow"])
+    sentence: str
+    first_step: int
+    module: str
+    tensor: str
+
+
+class Evidence(Model):
+    """A measured fact."""
+
+    text: str
+    value: Real = None
+    unit: str = ""
+    attempt: int = -1
+    tensor: str = ""
+
+
+class Advice(Model):
+    """Something to do."""
+
+    text: str
+    code: str = ""
+
+
+class Finding(Model):
+    """A fault, or an explained event."""
+
+    key: str = Field(examples=["forward_overflow-0-5f0c9d1e-0-181"])
+    kind: str
+    severity: Severity
+    headline: str
+    first_attempt: int
+    last_attempt: int
+    first_step: int
+    last_step: int
+    evidence: list[Evidence]
+    advice: list[Advice]
+    confidence: float
+    state: Literal["open", "recovered", "explained", "acknowledged"]
+    rank: int
+    producer: str
+    stream: int
+    module: str
+    tensor: str
+
+
+class Findings(Model):
+    """What the diagnosis says of a run."""
+
+    verdict: Verdict
+    findings: list[Finding]
+
+
+class Producer(Model):
+    """One incarnation of one process."""
+
+    producer: str = Field(examples=["5f0c9d1e7ab34c0f9f3a1b2c3d4e5f60"])
+    rank: int
+    host: str
+    device: str
+    attempts: int
+    last_seq: int
+    missing: list[int]
+    finished: bool
+
+
+class Sparkline(Model):
+    """At most 60 points: mean loss, lowest scale."""
+
+    loss: list[Real]
+    scale_log2: list[Real]
+
+
+class Run(Model):
+    """One training."""
+
+    run: str = Field(examples=["01JDQ5W3Z8R6J2N7V4K1T9M0XC"])
+    project: str
+    name: str
+    tags: list[str]
+    notes: str
+    archived: bool
+    status: Literal["live", "finished", "stalled", "crashed"]
+    started: float = Field(description="Unix time, s", examples=[1764432000.0])
+    last_seen: float = Field(description="Unix time, s", examples=[1764432060.0])
+    attempts: int
+    taken: int
+    skipped: int
+    step: int | None
+    scale: Real
+    loss: Real
+    world_size: Any
+    producers: list[Producer]
+    verdict: Verdict
+    sparkline: Sparkline
+    config: Any
+    versions: Any
+    scalers: list[Any]
+    optimizers: list[Any]
+
+
+class RunPage(Model):
+    """A page of runs."""
+
+    items: list[Run]
+    next: str | None
+
+
+class RunEdit(Model):
+    """What can be changed of a run; what is left out stays."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"name": "baseline", "tags": ["fp16"]}}
+    )
+
+    name: str | None = Field(None, max_length=1024)
+    tags: list[Annotated[str, Field(max_length=128)]] | None = Field(None, max_length=64)
+    notes: str | None = Field(None, max_length=65536)
+    archived: bool | None = None
+
+
+class Receipt(Model):
+    """The acknowledgement of a batch: it is on the disk."""
+
+    producer: str = Field(examples=["5f0c9d1e7ab34c0f9f3a1b2c3d4e5f60"])
+    seq: int
+    stored: bool = Field(description="false: it was stored before")
+    next_batch_s: float = Field(description="when to send the next one, s")
+
+
+class Points(Model):
+    """One column over the points of a stream."""
+
+    min: list[Real]
+    max: list[Real]
+    mean: list[Real]
+    count: list[int]
+    nan: list[int]
+    inf: list[int]
+
+
+class Stream(Model):
+    """The points of one stream of one producer."""
+
+    rank: int
+    producer: str
+    stream: int
+    stride: int = Field(description="attempts that a point covers")
+    attempt: list[int]
+    step: list[int | None]
+    time: list[Real]
+    series: dict[str, Points]
+
+
+class Series(Model):
+    """Columns over attempts."""
+
+    run: str
+    names: list[str]
+    streams: list[Stream]
+
+
+class Event(Model):
+    """Something that happened once, or `repeat` times alike."""
+
+    id: int
+    rank: int
+    producer: str
+    type: str = Field(examples=["skip"])
+    time: Real
+    attempt: int
+    step: int
+    stream: int
+    repeat: int
+    data: Any
+
+
+class EventPage(Model):
+    """A page of events."""
+
+    items: list[Event]
+    next: str | None
+
+
+class Tensor(Model):
+    """A gradient tensor of a producer."""
+
+    id: int
+    rank: int
+    producer: str
+    name: str = Field(examples=["blocks.1.attn.qkv.weight"])
+    module: Any
+    module_type: Any
+    shape: Any
+    dtype: Any
+    numel: Any
+    optimizer: Any
+    origin: str = Field(examples=["float16"])
+
+
+class TensorPage(Model):
+    """A page of tensors."""
+
+    items: list[Tensor]
+    next: str | None
+
+
+class Heatmap(Model):
+    """Tensors over attempts."""
+
+    stat: str
+    unit: str
+    tensors: list[Tensor]
+    attempt: list[int]
+    step: list[int | None]
+    values: list[list[Real]]
+
+
+class Histograms(Model):
+    """Histograms of one tensor over attempts."""
+
+    tensor: int
+    bins_log2: list[int]
+    attempt: list[int]
+    step: list[int | None]
+    scale: list[Real]
+    hist: list[list[int]]
+
+
+class Figure(Model):
+    """A Plotly figure as data."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]

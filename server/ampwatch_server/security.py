@@ -1,0 +1,106 @@
+"""What stands before every route: the Host and Origin of a request, and the headers of an answer."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .problems import problem
+from .settings import Settings
+
+# plotly.js adds its style rules through the CSSOM, but sets `style` attributes on text it draws.
+CONTENT_SECURITY_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "style-src-attr 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Guard:
+    """ASGI middleware: refuses foreign hosts and origins, adds the security headers.
+
+    A page of another site can make a browser send requests to a port of this machine. By DNS rebinding it can even
+    read the answers, but then the Host header carries its own name: only names of this server, and addresses,
+    which cannot be rebound, are let in. A write from another origin is refused whatever cookie it carries.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._hosts = allowed_hosts(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request and pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refused = self._refusal(scope["method"], headers)
+        handler = self._app if refused is None else problem(*refused)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await handler(scope, receive, send_guarded)
+
+    def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
+        host = headers.get("host", "")
+        name = _name(host)
+        if not (name in self._hosts or _is_address(name)):
+            return 421, f"this server does not answer to the host {name!r}; allow it by --allowed-host"
+        origin = headers.get("origin")
+        if method not in _SAFE and origin is not None and urlsplit(origin).netloc != host:
+            return 403, "a write from another origin is refused"
+        return None
+
+
+def allowed_hosts(settings: Settings) -> frozenset[str]:
+    """Names that a Host header may carry."""
+    own = {"localhost", settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+    if not _is_loopback(settings.host):
+        own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return frozenset(own)
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port and the brackets of an IPv6 address."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

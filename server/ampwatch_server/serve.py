@@ -1,0 +1,185 @@
+"""Running a server: `serve` until it is stopped, `running` for the length of a `with`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from ampwatch.diagnosis.engine import Diagnosis
+from ampwatch.errors import AmpwatchError, SettingsError
+from ampwatch.settings import token_path
+
+from .app import create_app
+from .auth import LINK_S, SCOPES, first_token
+from .diagnoser import Engine
+from .service import Service
+from .settings import Settings, default_database
+
+DEFAULT_PORT: Final = 8765
+STOP_S: Final = 5.0  # requests under way at a stop get so long to end
+START_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that runs: its address, a link that signs a browser in once, and a token for programs."""
+
+    url: str
+    link: str
+    token: str
+
+
+def serve(
+    directory: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    database: str | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. Blocks.
+
+    Arguments:
+        directory: a spool directory to show as it grows; never changed.
+        host, port: to listen on.
+        database: URL or path of the store; by default a SQLite file of the user's.
+        ready: called with the one-time link once the server answers.
+    Errors: AmpwatchError where the port is in use, or the database cannot be opened.
+    """
+    settings = Settings(
+        database=database or default_database(directory),
+        directory=directory,
+        host=host,
+        port=port,
+        token_file=token_path(),
+    )
+    with _listening(settings) as listener:
+        server = _Server(create_app(settings), settings, listener, ready or (lambda _link: None))
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+
+
+@contextmanager
+def running(
+    database: str,
+    *,
+    directory: Path | None = None,
+    engine: Callable[[], Engine] = Diagnosis,
+    **settings: Any,
+) -> Iterator[Running]:
+    """A server on a free loopback port, in a thread, for the length of the block.
+
+        with running(database="sqlite:///demo.db") as server:
+            httpx.get(f"{server.url}/v1/runs", headers={"Authorization": f"Bearer {server.token}"})
+
+    Arguments:
+        database: URL or path of the store.
+        directory: a spool directory to follow.
+        engine: makes the diagnosis of a run.
+        **settings: more fields of `Settings`. The token is for this block only, unless `token_file` names a file.
+    Errors: AmpwatchError where it does not start.
+    """
+    chosen = replace(Settings(database=database, directory=directory, port=0), **settings)
+    with _listening(chosen) as listener:
+        server = _Server(create_app(chosen, engine), chosen, listener, lambda _link: None)
+        thread = threading.Thread(target=server.run, args=([listener],), name="ampwatch-server", daemon=True)
+        thread.start()
+        try:
+            yield server.wait_until_up(thread)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with what happens when it is up and when it is told to stop."""
+
+    def __init__(
+        self, app: FastAPI, settings: Settings, listener: socket.socket, ready: Callable[[str], None]
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            root_path=settings.root_path,
+            log_config=None,
+            access_log=False,  # it would write the codes of one-time links
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=int(STOP_S),
+        )
+        super().__init__(config)
+        self._service: Service = app.state.service
+        self._url = _url(settings, listener)
+        self._token = first_token(self._service.auth, settings.token_file)
+        self._ready = ready
+        self._up = threading.Event()
+        self.running: Running | None = None
+
+    def wait_until_up(self, thread: threading.Thread) -> Running:
+        """The running server. AmpwatchError where it ends before it is up, or takes too long."""
+        self._up.wait(START_S)
+        if self.running is None:
+            raise AmpwatchError(
+                "the server did not start; its log says why" if thread.is_alive() else "the server ended"
+            )
+        return self.running
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, then tell."""
+        try:
+            await super().startup(sockets)
+            self._tell()
+        finally:
+            self._up.set()
+
+    def _tell(self) -> None:
+        if self.started:
+            link = f"{self._url}/link/{self._service.auth.issue('link', 'printed at start', SCOPES, LINK_S)}"
+            self.running = Running(self._url, link, self._token)
+            self._ready(link)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the event streams first: uvicorn waits for every answer under way, and they have no end."""
+        self._service.hub.close()
+        await super().shutdown(sockets)
+
+
+@contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket]:
+    """A listening socket, bound before anything else is done. AmpwatchError says what to do about a taken port."""
+    host, port = settings.host, settings.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise SettingsError(f"host: {host!r} is not an address of this machine: {error.strerror}") from error
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(1024)
+        except OSError as error:
+            raise _cannot_listen(error, host, port) from error
+        yield listener
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> AmpwatchError:
+    if error.errno == errno.EADDRINUSE:
+        return AmpwatchError(
+            f"port {port} of {host} is in use, perhaps by another ampwatch: "
+            f"choose another with --port {port + 1}, or any free one with --port 0"
+        )
+    return AmpwatchError(f"cannot listen on {host}:{port}: {error.strerror}; choose with --host and --port")
+
+
+def _url(settings: Settings, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    host = socket.gethostname() if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"

@@ -1,0 +1,76 @@
+"""Reading events: those that are rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ampwatch_server import tables as t
+
+from .blob import jsonable, unpack
+from .paging import read_cursor, write_cursor
+from .runs import require_run
+
+# what msgpack leaves out of an event, in the order of docs/rest.md
+_DEFAULTS: Final[dict[str, Any]] = {
+    "type": "",
+    "time": None,
+    "attempt": -1,
+    "step": -1,
+    "stream": -1,
+    "repeat": 1,
+    "data": {},
+}
+
+
+def list_events(
+    connection: Connection,
+    run: str,
+    *,
+    types: Sequence[str],
+    first: int | None,
+    last: int | None,
+    rank: int | None,
+    cursor: str | None,
+    limit: int,
+) -> dict[str, Any]:
+    """A page of events, the oldest first. RunNotFound.
+
+    Arguments:
+        types: only these; all where empty.
+        first, last: attempts, both inclusive.
+    """
+    require_run(connection, run)
+    query = _query(run).order_by(t.events.c.time, t.events.c.id)
+    if types:
+        query = query.where(t.events.c.type.in_(types))
+    if first is not None:
+        query = query.where(t.events.c.attempt >= first)
+    if last is not None:
+        query = query.where(t.events.c.attempt <= last)
+    if rank is not None:
+        query = query.where(t.producers.c.rank == rank)
+    after = read_cursor(cursor, (float, int))
+    if after is not None:
+        query = query.where(sa.tuple_(t.events.c.time, t.events.c.id) > sa.tuple_(*map(sa.literal, after)))
+    rows = connection.execute(query.limit(limit + 1)).all()
+    page = rows[:limit]
+    following = write_cursor((page[-1].time, page[-1].id)) if len(rows) > limit else None
+    return {
+        "items": [_event(row.id, row.rank, row.producer, unpack(row.body)) for row in page],
+        "next": following,
+    }
+
+
+def _query(run: str) -> sa.Select[Any]:
+    joined = t.events.join(t.producers, t.producers.c.id == t.events.c.producer)
+    columns = (t.events.c.id, t.events.c.time, t.events.c.body, t.producers.c.rank, t.producers.c.producer)
+    return sa.select(*columns).select_from(joined).where(t.events.c.run == run)
+
+
+def _event(key: int, rank: int, producer: str, event: dict[str, Any]) -> dict[str, Any]:
+    shown = _DEFAULTS | jsonable(event)
+    return {"id": key, "rank": rank, "producer": producer} | {name: shown[name] for name in _DEFAULTS}

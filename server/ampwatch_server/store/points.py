@@ -1,0 +1,115 @@
+"""Points: rows summarised over equal stretches of attempts, and over nothing else.
+
+A table of points has the labels `attempt`, `step`, `time` of the first row of each point, `rows`, for tensors
+`tensor` and `hist` (summed), and for every column `c` of the rows: `c:min`, `c:max`, `c:sum`, `c:count` over finite
+values, and the counts `c:nan`, `c:pinf`, `c:ninf`. A missing value counts nowhere. Merging is associative but for
+the rounding of sums, so points of points are those of the rows; no spike is ever averaged away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from ampwatch.records import MISSING, Array, Table, is_missing, missing
+
+LABELS: Final = ("step", "time")
+KEYS: Final = ("attempt", "stream", "tensor", "seq", *LABELS)
+
+_EXTREMES: Final = ("min", "max")
+_COUNTS: Final = ("count", "nan", "pinf", "ninf")
+PARTS: Final = (*_EXTREMES, "sum", *_COUNTS)
+
+
+def columns_of(names: Iterable[str], *, tensors: bool) -> set[str]:
+    """Names of the columns that points of these names consist of, labels included."""
+    own = {f"{name}:{part}" for name in names for part in PARTS}
+    return own | {"attempt", "rows", *LABELS} | ({"tensor"} if tensors else set())
+
+
+def names_of(points: Table) -> list[str]:
+    """The columns that a table of points summarises."""
+    return [column.removesuffix(":min") for column in points if column.endswith(":min")]
+
+
+def from_rows(rows: Table, names: Collection[str]) -> Table:
+    """Each row as a point of its own. A name that the rows lack is missing everywhere."""
+    n = len(rows["attempt"])
+    points: Table = {"attempt": rows["attempt"], "rows": np.ones(n, np.int64)}
+    points |= {label: _real(rows, label, n) for label in LABELS}
+    points |= {name: rows[name] for name in ("tensor", "hist") if name in rows}
+    for name in names:
+        points |= _parts(name, _real(rows, name, n))
+    return points
+
+
+def merge(points: Table, stride: int) -> Table:
+    """Points over `stride` attempts each (and per tensor), in order of tensor and attempt."""
+    n = len(points["attempt"])
+    if n == 0:
+        return points
+    tensor = points.get("tensor", np.zeros(n, np.int64))
+    order = np.lexsort((points["attempt"], tensor))
+    key, tensor = points["attempt"][order] // stride, tensor[order]
+    new = (np.diff(key) != 0) | (np.diff(tensor) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(new) + 1))
+    return {name: _reduce(name, column[order], starts) for name, column in points.items()}
+
+
+def concat(tables: Sequence[Table]) -> Table:
+    """Tables one after the other. A column that some lack is missing there, or counts nothing there."""
+    if len(tables) == 1:
+        return tables[0]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: np.concatenate([_column(table, name) for table in tables]) for name in names}
+
+
+def select(table: Table, chosen: Array) -> Table:
+    """The rows of a table that a mask or an order chooses."""
+    return {name: column[chosen] for name, column in table.items()}
+
+
+def _parts(name: str, values: Array) -> Table:
+    finite = np.isfinite(values)
+    only = np.where(finite, values, MISSING)
+    return {
+        f"{name}:min": only,
+        f"{name}:max": only,
+        f"{name}:sum": np.where(finite, values, 0.0),
+        f"{name}:count": finite.astype(np.int64),
+        f"{name}:nan": (np.isnan(values) & ~is_missing(values)).astype(np.int64),
+        f"{name}:pinf": (values == np.inf).astype(np.int64),
+        f"{name}:ninf": (values == -np.inf).astype(np.int64),
+    }
+
+
+def _reduce(name: str, column: Array, starts: Array) -> Array:
+    part = name.rpartition(":")[2]
+    if part == "min":
+        return _known(np.fmin.reduceat(column, starts))
+    if part == "max":
+        return _known(np.fmax.reduceat(column, starts))
+    if part in ("attempt", "tensor", *LABELS):
+        return column[starts]
+    with np.errstate(over="ignore"):
+        return np.add.reduceat(column, starts, axis=0)
+
+
+def _known(extremes: Array) -> Array:
+    """The reduction of nothing but missing values is missing, whatever NaN it left."""
+    return np.where(np.isnan(extremes), MISSING, extremes)
+
+
+def _real(rows: Table, name: str, n: int) -> Array:
+    return rows[name].astype(np.float64) if name in rows else missing(n)
+
+
+def _column(table: Table, name: str) -> Array:
+    if name in table:
+        return table[name]
+    n, part = len(table["attempt"]), name.rpartition(":")[2]
+    if part in _COUNTS:
+        return np.zeros(n, np.int64)
+    return np.zeros(n) if part == "sum" else missing(n)

@@ -1,0 +1,139 @@
+"""The tail: what was acknowledged but lies in no chunk yet."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from ampwatch.records import FORMAT_VERSION, Batch, Table
+from ampwatch_server.tables import inbox, producers
+
+from .points import select
+from .rows import as_batch, by_stream, by_window, union, with_seq
+from .stats import with_lost_share
+
+_CACHED_BYTES: Final = 64 << 20
+
+BATCH_COLUMNS: Final = (
+    inbox.c.producer.label("producer_id"),
+    producers.c.producer,
+    producers.c.rank,
+    *(inbox.c[name] for name in ("run", "seq", "kind", "first", "last", "folded", "digest", "body")),
+)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Rows of one producer and kind that wait in the inbox, by stream; and the windows of level 0 they lie in."""
+
+    streams: dict[int, Table] = field(default_factory=dict)
+
+    def touched(self, stream: int) -> list[int]:
+        """First attempts of the windows in which the stream has waiting rows, ascending."""
+        rows = self.streams.get(stream)
+        return [] if rows is None else [first for first, _ in by_window(rows)]
+
+
+class TailReader:
+    """Reads tails. Keeps decoded batches, at most 64 MiB of them: a live page asks for the same ones every second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, int, str], Table] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, connection: Connection, producer_id: int, kind: str) -> Tail:
+        """The tail of one producer, its rows each once."""
+        query = (
+            sa.select(inbox.c.seq, inbox.c.digest, inbox.c.folded)
+            .where(inbox.c.producer == producer_id, inbox.c.kind == kind)
+            .order_by(inbox.c.seq)
+        )
+        tables = []
+        for seq, digest, folded in connection.execute(query).all():
+            table = self._decoded(connection, (producer_id, seq, digest))
+            tables.append(select(table, table["attempt"] >= folded))
+        rows = union(tables)
+        return Tail() if rows is None else Tail(dict(by_stream(rows)))
+
+    def _decoded(self, connection: Connection, key: tuple[int, int, str]) -> Table:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        query = _batches().where(inbox.c.producer == key[0], inbox.c.seq == key[1])
+        table = decode(batch_of(connection.execute(query).one()))
+        self._keep(key, table)
+        return table
+
+    def _keep(self, key: tuple[int, int, str], table: Table) -> None:
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = table
+            self._bytes += _size(table)
+            while self._bytes > _CACHED_BYTES:
+                self._bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+def waiting(connection: Connection, run: str) -> list[tuple[int, int]]:
+    """Keys (producer_id, seq) of all that waits for a run, in the order of producers and their sequence."""
+    query = sa.select(inbox.c.producer, inbox.c.seq).where(inbox.c.run == run)
+    return [
+        (row.producer, row.seq) for row in connection.execute(query.order_by(inbox.c.producer, inbox.c.seq))
+    ]
+
+
+def load(connection: Connection, keys: list[tuple[int, int]]) -> list[Row[tuple[object, ...]]]:
+    """The waiting batches of these keys, rows of `BATCH_COLUMNS`."""
+    chosen = sa.tuple_(inbox.c.producer, inbox.c.seq).in_(keys)
+    return list(connection.execute(_batches().where(chosen).order_by(inbox.c.producer, inbox.c.seq)))
+
+
+def foldable(connection: Connection, producer_id: int, end: int, limit: int) -> list[Row[tuple[object, ...]]]:
+    """The waiting tables of a producer that hold an attempt before `end` which is in no chunk, the oldest first."""
+    chosen = _batches().where(
+        inbox.c.producer == producer_id,
+        inbox.c.kind != "events",
+        inbox.c.first < end,
+        sa.or_(inbox.c.folded < end, inbox.c.last < end),
+    )
+    return list(connection.execute(chosen.order_by(inbox.c.seq).limit(limit)))
+
+
+def batch_of(row: Row[tuple[object, ...]]) -> Batch:
+    """A row of `BATCH_COLUMNS` as the batch that was sent."""
+    got = row._mapping
+    header = {name: got[name] for name in ("producer", "seq", "run", "rank", "kind", "digest", "body")}
+    return Batch(version=FORMAT_VERSION, **header)
+
+
+def unfolded_batch(row: Row[tuple[object, ...]]) -> Batch:
+    """The part of a waiting batch that lies in no chunk, for whoever has been given the chunks."""
+    batch, folded = batch_of(row), row._mapping["folded"]
+    if batch.kind == "events" or folded == 0:
+        return batch
+    table = with_seq(batch)
+    rest = select(table, table["attempt"] >= folded)
+    return as_batch(batch.kind, rest, producer=batch.producer, seq=batch.seq, run=batch.run, rank=batch.rank)
+
+
+def decode(batch: Batch) -> Table:
+    """The table of a batch as it will lie in chunks of level 0."""
+    rows = with_seq(batch)
+    return with_lost_share(rows) if batch.kind == "tensors" else rows
+
+
+def _batches() -> sa.Select[tuple[object, ...]]:
+    joined = inbox.join(producers, producers.c.id == inbox.c.producer)
+    return sa.select(*BATCH_COLUMNS).select_from(joined)
+
+
+def _size(table: Table) -> int:
+    return int(np.sum([column.nbytes for column in table.values()]))

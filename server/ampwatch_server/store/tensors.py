@@ -1,0 +1,168 @@
+"""Reading tensors: their names, the heatmap over all of them, the histograms of one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from ampwatch.records import MISSING, Array, Table, is_missing, missing, to_json_list
+from ampwatch.stats.layout import HIST_BINS, HIST_LOG2_MIN
+from ampwatch_server import tables as t
+
+from .blob import jsonable, unpack
+from .paging import read_cursor, write_cursor
+from .points import concat, select
+from .runs import require_run
+from .series import Range, integers, labels_at, producers_of, require_tensor, tensor_points
+from .stats import STATS, Stat
+from .tail import TailReader
+
+BINS_LOG2: Final = tuple(range(HIST_LOG2_MIN, HIST_LOG2_MIN + HIST_BINS))
+
+
+def list_tensors(connection: Connection, run: str, cursor: str | None, limit: int) -> dict[str, Any]:
+    """A page of tensors, by producer and id. RunNotFound."""
+    require_run(connection, run)
+    query = _query().where(
+        t.producers.c.run == run, t.tensors.c.name != ""
+    )  # an origin may come before its tensor
+    query = query.order_by(t.tensors.c.producer, t.tensors.c.tensor)
+    after = read_cursor(cursor, (int, int))
+    if after is not None:
+        place = sa.tuple_(t.tensors.c.producer, t.tensors.c.tensor)
+        query = query.where(place > sa.tuple_(*map(sa.literal, after)))
+    rows = connection.execute(query.limit(limit + 1)).all()
+    page = rows[:limit]
+    following = write_cursor((page[-1].producer_id, page[-1].tensor)) if len(rows) > limit else None
+    return {"items": [_tensor(row) for row in page], "next": following}
+
+
+def read_heatmap(
+    connection: Connection,
+    tails: TailReader,
+    run: str,
+    stat: str,
+    asked: Range,
+    *,
+    rank: int | None,
+    rows: int | None,
+) -> dict[str, Any]:
+    """`Heatmap` of the lowest rank's last producer that recorded tensors. RunNotFound.
+
+    Arguments:
+        rows: only so many tensors, those with the worst values, in their order.
+    """
+    kind = STATS[stat]
+    for producer in _candidates(connection, run, rank):
+        found = tensor_points(connection, tails, producer, [stat], asked)
+        if found:
+            points = concat([points for _, _, points in found])
+            stride = found[0][1]
+            return _heatmap(connection, tails, producer, stat, kind, points, stride, rows)
+    return {"stat": stat, "unit": kind.unit, "tensors": [], "attempt": [], "step": [], "values": []}
+
+
+def read_histograms(
+    connection: Connection, tails: TailReader, run: str, tensor: int, asked: Range
+) -> dict[str, Any]:
+    """Histograms of one tensor over attempts; where a point covers several, their sum. RunNotFound."""
+    answer: dict[str, Any] = {"tensor": tensor, "bins_log2": list(BINS_LOG2)}
+    for producer in _candidates(connection, run, None):
+        for _, stride, points in tensor_points(connection, tails, producer, ["scale"], asked, hist=True):
+            mine = select(points, points["tensor"] == tensor)
+            if "hist" not in mine or not len(mine["attempt"]):
+                continue
+            with np.errstate(all="ignore"):
+                scale = np.where(mine["scale:count"] > 0, mine["scale:sum"] / mine["scale:count"], MISSING)
+            return answer | {
+                "attempt": mine["attempt"].tolist(),
+                "step": integers(labels_at(connection, tails, producer, mine["attempt"], stride)["step"]),
+                "scale": to_json_list(scale),
+                "hist": mine["hist"].astype(np.int64).tolist(),
+            }
+    require_tensor(connection, run, tensor)
+    return answer | {"attempt": [], "step": [], "scale": [], "hist": []}
+
+
+def _candidates(connection: Connection, run: str, rank: int | None) -> list[Row[Any]]:
+    """Producers of a run: the lowest rank's first, and of each rank the newest first."""
+    producers = producers_of(connection, run, rank)
+    return sorted(producers, key=lambda p: (p.rank, -p.first_seen, -p.id))
+
+
+def _heatmap(
+    connection: Connection,
+    tails: TailReader,
+    producer: Row[Any],
+    stat: str,
+    kind: Stat,
+    points: Table,
+    stride: int,
+    rows: int | None,
+) -> dict[str, Any]:
+    query = _query().where(t.tensors.c.producer == producer.id)
+    known = {row.tensor: _tensor(row) for row in connection.execute(query)}
+    ids = np.unique(points["tensor"])
+    tensors = [known.get(int(i)) or _unnamed(producer, int(i)) for i in ids]
+    columns, values = _grid(points, ids, stat, kind, stride)
+    if kind.float16_only:
+        values[[tensor["origin"] != "float16" for tensor in tensors]] = MISSING
+    chosen = _worst_rows(values, kind, rows)
+    step = labels_at(connection, tails, producer, columns, stride)["step"]
+    return {
+        "stat": stat,
+        "unit": kind.unit,
+        "tensors": [tensors[i] for i in chosen],
+        "attempt": columns.tolist(),
+        "step": integers(step),
+        "values": [to_json_list(values[i]) for i in chosen],
+    }
+
+
+def _grid(points: Table, ids: Array, stat: str, kind: Stat, stride: int) -> tuple[Array, Array]:
+    """Attempts of the columns in which anything was recorded, and the worst value of each tensor in each."""
+    bins = points["attempt"] // stride
+    present, column = np.unique(bins, return_inverse=True)
+    first = np.full(len(present), np.iinfo(np.int64).max)
+    np.minimum.at(first, column, points["attempt"])
+    values = missing((len(ids), len(present)))
+    place = (np.searchsorted(ids, points["tensor"]), column)
+    pick = np.fmax if kind.worst == "max" else np.fmin
+    pick.at(values, place, points[f"{stat}:{kind.worst}"])
+    values[np.isnan(values)] = MISSING
+    return first, values
+
+
+def _worst_rows(values: Array, kind: Stat, rows: int | None) -> list[int]:
+    if rows is None or rows >= len(values):
+        return list(range(len(values)))
+    sign = -1.0 if kind.worst == "max" else 1.0
+    badness = np.where(is_missing(values), np.inf, sign * values).min(axis=1)
+    return sorted(np.argsort(badness, kind="stable")[:rows].tolist())
+
+
+def _query() -> sa.Select[Any]:
+    joined = t.tensors.join(t.producers, t.producers.c.id == t.tensors.c.producer)
+    row = t.tensors.c
+    columns = (row.producer.label("producer_id"), row.tensor, row.name, row.origin, row.body)
+    return sa.select(*columns, t.producers.c.producer, t.producers.c.rank).select_from(joined)
+
+
+def _tensor(row: Row[Any]) -> dict[str, Any]:
+    described = jsonable(unpack(row.body))
+    rest = {
+        name: described.get(name)
+        for name in ("module", "module_type", "shape", "dtype", "numel", "optimizer")
+    }
+    key = {"id": row.tensor, "rank": row.rank, "producer": row.producer, "name": row.name}
+    return key | rest | {"origin": row.origin}
+
+
+def _unnamed(producer: Row[Any], tensor: int) -> dict[str, Any]:
+    """A tensor whose description has not arrived."""
+    key = {"id": tensor, "rank": producer.rank, "producer": producer.producer, "name": f"tensor {tensor}"}
+    rest = dict.fromkeys(("module", "module_type", "shape", "dtype", "numel", "optimizer"))
+    return key | rest | {"origin": "unknown"}

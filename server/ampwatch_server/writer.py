@@ -1,0 +1,55 @@
+"""The one thread that writes: jobs from a queue, each in a transaction of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sqlalchemy.engine import Connection, Engine
+
+T = TypeVar("T")
+
+
+class Writer:
+    """Runs jobs on the writing connection, in order; a job's future resolves after its commit.
+
+    SQLite allows one writer at a time: with all writes of a process in one thread they wait in this queue and
+    never in the database's lock. Arguments: engine, whose connections may write.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Connection], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._work, name="ampwatch-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[Connection], T]) -> Future[T]:
+        """Queue `job(connection)`. The future holds its result once committed, or the error that rolled it back."""
+        future: Future[T] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def close(self) -> None:
+        """Run what is queued, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            self._perform(*item)
+
+    def _perform(self, job: Callable[[Connection], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            with self._engine.begin() as connection:
+                result = job(connection)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the future gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
