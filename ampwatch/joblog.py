@@ -88,7 +88,7 @@ class JobLog:
             return "recorded; the diagnosis itself failed", self._summary(), self._where
         verdict = self._diagnosis.verdict()
         return (
-            f"{verdict.word}: {verdict.sentence}",
+            f"{verdict.word}: {after_word(verdict)}",
             self._advice(verdict.kind) or self._summary(),
             self._where,
         )

@@ -208,11 +208,12 @@ def log(
     epoch: float | None = None,
     **scalars: float,
 ) -> None:
-    """Add to the records what the scaler cannot see, for the attempt that is under way.
+    """Add to the records what the scaler cannot see, for the attempt that is under way: before `scaler.update()`.
 
         ampwatch.log(step=step, loss=loss.item(), epoch=epoch, reward=reward)
+        scaler.update()
 
-    Never needed. Does nothing before the first scaler is made and after `finish`.
+    Never needed. After `update()` it speaks of the next attempt. Does nothing before the first scaler is made and after `finish`.
 
     Arguments:
         step: the user's own step number, from which findings and screens speak.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ampwatch.errors import AmpwatchError, RunNotFound
+from ampwatch.errors import RunNotFound
 
 from ._extra import needs
 
@@ -28,24 +27,8 @@ def serve(
         raise RunNotFound(f"{directory}: there is no such folder")
     with needs("ampwatch serve", "server"):
         from ampwatch_server.serve import serve as run_server
-    try:
-        run_server(directory=directory, host=host, port=port, database=database, ready=_tell)
-    except OSError as error:
-        raise _cannot_listen(error, host, port) from error
+    run_server(directory=directory, host=host, port=port, database=database, ready=_tell)
 
 
 def _tell(link: str) -> None:
     typer.echo(f"ampwatch: serving at {link}  (the link works once; Ctrl-C stops)")
-
-
-def _cannot_listen(error: OSError, host: str, port: int) -> Exception:
-    if error.errno == errno.EADDRINUSE:
-        return AmpwatchError(
-            f"port {port} of {host} is in use, perhaps by another ampwatch: "
-            f"choose another with --port {port + 1}, or any free one with --port 0"
-        )
-    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
-        return AmpwatchError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose with --host and --port"
-        )
-    return error

@@ -335,7 +335,7 @@ def test_the_verdict_is_three_lines_in_the_jobs_log(make, tmp_path, capsys):
     recorder.event("scaler")
     recorder.finish()
     first, second, third = capsys.readouterr().err.splitlines()
-    assert first.startswith("ampwatch: healthy: ")
+    assert first.startswith("ampwatch: healthy: 3 steps taken, 1 skipped")
     assert second == "ampwatch: 4 attempts, 3 taken, 1 skipped, scale 65536 → 65536"
     assert third == f"ampwatch: see it with: ampwatch serve {tmp_path / 'runs'}"
 
