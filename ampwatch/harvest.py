@@ -81,10 +81,16 @@ class Harvester:
 
     Arguments:
         tensor_every: attempts of a stream from one whose tensors are recorded to the next, after the first 64.
+        most_tensor_bytes: of statistics that wait for the recorder; beyond them the oldest are given up.
+        drain_s: how long a harvest waits, at most, for what is under way at the end.
     """
 
-    def __init__(self, *, tensor_every: int) -> None:
+    def __init__(
+        self, *, tensor_every: int, most_tensor_bytes: int = MOST_TENSOR_BYTES, drain_s: float = DRAIN_S
+    ) -> None:
         self._tensor_every = tensor_every
+        self._most_tensor_bytes = most_tensor_bytes
+        self._drain_s = drain_s
         self._ring: Arrivals | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -125,8 +131,10 @@ class Harvester:
                 self._lock.release()
 
     def harvest(self, final: bool) -> Harvest:
-        """Rows and events that are complete; with `final` it waits up to `DRAIN_S` for what is under way."""
-        if not self._lock.acquire(timeout=DRAIN_S):  # in a forked child its holder may not exist any more
+        """Rows and events that are complete; with `final` it waits up to `drain_s` for what is under way."""
+        if not self._lock.acquire(
+            timeout=self._drain_s
+        ):  # in a forked child its holder may not exist any more
             return Harvest()
         try:
             self._drain() if final else self._digest()
@@ -141,7 +149,7 @@ class Harvester:
         return Harvest(_attempt_table(rows), _tensor_table(tensors), events)
 
     def _drain(self) -> None:
-        deadline = time.monotonic() + DRAIN_S
+        deadline = time.monotonic() + self._drain_s
         self._digest()
         while self._ring is not None and len(self._ring) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -233,7 +241,7 @@ class Harvester:
         rows = _TensorRows(attempt, outcome.scale, outcome.ids, outcome.statistics.copy())
         self._tensors.append(rows)
         self._tensor_bytes += rows.statistics.nbytes
-        while self._tensor_bytes > MOST_TENSOR_BYTES and len(self._tensors) > 1:
+        while self._tensor_bytes > self._most_tensor_bytes and len(self._tensors) > 1:
             oldest = self._tensors.popleft()
             self._tensor_bytes -= oldest.statistics.nbytes
             self._given_up.append(oldest.attempt.attempt)

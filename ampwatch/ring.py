@@ -22,8 +22,8 @@ from torch import Tensor
 
 Label = TypeVar("Label")
 Numbers: TypeAlias = npt.NDArray[np.float64]
-Memory: TypeAlias = Callable[[int], Tensor]
-"""Makes a vector of float64 in host memory, which the device can write without blocking."""
+Memory: TypeAlias = Callable[[int], tuple[Tensor, Numbers]]
+"""Makes a vector of float64 in host memory that the device can write without blocking: as torch and as numpy see it."""
 
 MOST_SLOTS: Final = 128
 
@@ -32,11 +32,9 @@ class _Slot:
     """Host memory for one vector, and the cell that its sequence number arrives in."""
 
     def __init__(self, size: int, memory: Memory) -> None:
-        self.data = memory(size)
-        self.cell = memory(1)
-        self.cell.zero_()
-        self._data: Numbers = self.data.numpy()
-        self._cell: Numbers = self.cell.numpy()
+        self.data, self._data = memory(size)
+        self.cell, self._cell = memory(1)
+        self._cell[0] = 0.0
         self.size = 0
         self.number = 0
         self.label: Any = None
@@ -114,4 +112,9 @@ class Ring(Generic[Label]):
 
 def _host_memory(device: torch.device) -> Memory:
     pinned = device.type == "cuda"
-    return lambda size: torch.empty(size, dtype=torch.float64, pin_memory=pinned)
+
+    def memory(size: int) -> tuple[Tensor, Numbers]:
+        vector = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=pinned)
+        return vector, vector.numpy()
+
+    return memory

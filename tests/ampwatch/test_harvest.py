@@ -1,0 +1,158 @@
+"""From numbers to rows: by hand, in order, late, and where the recorder does not keep pace."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+import pytest
+
+from ampwatch.harvest import Harvester, Seen
+from ampwatch.outcome import Attempt, Unscaled
+from ampwatch.records import is_missing
+from ampwatch.stats.layout import SCALARS, WIDTH
+
+
+class Arriving:
+    """A ring whose vectors arrive when the test says so."""
+
+    def __init__(self):
+        self.under_way = deque()
+        self.arrived = 0
+
+    def send(self, label, numbers, *, arrives=True):
+        self.under_way.append((label, np.asarray(numbers, np.float64)))
+        self.arrived += arrives
+
+    def __len__(self):
+        return len(self.under_way)
+
+    def receive(self):
+        while self.arrived:
+            self.arrived -= 1
+            yield self.under_way.popleft()
+
+
+@pytest.fixture
+def ring():
+    return Arriving()
+
+
+def listening(ring, **arguments):
+    harvester = Harvester(tensor_every=25, **arguments)
+    harvester.listen(ring)
+    return harvester
+
+
+@pytest.fixture
+def harvester(ring):
+    return listening(ring)
+
+
+def attempt(number, *, tensors=(0,), stepped=(0,), **known):
+    unscaled = [Unscaled(0, np.array(tensors, np.int64), fused=False)]
+    return Attempt(
+        attempt=number, scaler=0, time=1.0, order=["scale", "step:0", "update"], losses=1, has_loss=True,
+        stepped=list(stepped), found=[0], unscaled=unscaled, manual=False, **({"stream": 0} | known),
+    )  # fmt: skip
+
+
+def numbers(*rows, scale=4.0, after=4.0, loss=1.0, found=0.0):
+    return [scale, after, 0, loss, found, *(value for row in rows for value in row)]
+
+
+def row(**statistics):
+    """The statistics of a tensor, zero where they are not given."""
+    return [statistics.get(name, 0.0) for name in SCALARS] + [0.0] * (WIDTH - len(SCALARS))
+
+
+def test_totals_over_tensors(harvester, ring):
+    tensors = (
+        row(numel=4, n_zero=1, max_abs=8, sum_sq=64),
+        row(numel=6, n_zero=2, n_below=1, max_abs=4, sum_sq=80),
+    )
+    ring.send(attempt(0, tensors=(0, 1)), numbers(*tensors))
+    table = harvester.harvest(final=True).attempts
+    names = ("numel", "n_zero", "n_below", "max_abs", "norm")
+    assert [table[name].tolist() for name in names] == [[10], [3], [1], [8.0], [3.0]]
+
+
+def test_headroom_is_that_of_tensors_born_in_float16(harvester, ring):
+    origins = {"0": "unknown", "1": "float16"}
+    ring.send(Seen("origin", lambda _: {"origins": origins}, 0, 0, 1.0), [])
+    ring.send(attempt(0, tensors=(0, 1)), numbers(row(max_abs=60000), row(max_abs=65504 / 8)))
+    assert harvester.harvest(final=True).attempts["headroom_log2"].tolist() == [3.0]
+
+
+def test_no_gradient_at_all_has_no_norm(harvester, ring):
+    ring.send(attempt(0, tensors=()), numbers())
+    table = harvester.harvest(final=True).attempts
+    assert (table["numel"].tolist(), is_missing(table["norm"]).tolist()) == ([0], [True])
+
+
+def test_only_what_has_arrived_is_harvested(harvester, ring):
+    ring.send(attempt(0), numbers(row()))
+    ring.send(attempt(1), numbers(row()), arrives=False)
+    assert harvester.harvest(final=False).attempts["attempt"].tolist() == [0]
+    ring.arrived = 1
+    assert harvester.harvest(final=False).attempts["attempt"].tolist() == [1]
+
+
+def test_the_end_waits_a_bounded_time(ring):
+    harvester = listening(ring, drain_s=0.01)
+    ring.send(attempt(0), numbers(row()), arrives=False)
+    assert harvester.harvest(final=True).attempts is None
+
+
+def test_the_training_thread_never_waits_for_the_recorder(harvester, ring):
+    ring.send(attempt(0), numbers(row()))
+    with harvester._lock:
+        training = threading.Thread(target=harvester.advance)
+        training.start()
+        training.join(timeout=10)
+        assert not training.is_alive()
+    assert harvester.harvest(final=False).attempts["attempt"].tolist() == [0]
+
+
+def test_a_slow_recorder_loses_tensor_rows_and_no_attempt(ring):
+    harvester = listening(ring, most_tensor_bytes=2 * WIDTH * 8)
+    for i in range(5):
+        ring.send(attempt(i), numbers(row(numel=1)))
+    harvested = harvester.harvest(final=False)
+    assert harvested.attempts["attempt"].tolist() == [0, 1, 2, 3, 4]
+    assert harvested.tensors["attempt"].tolist() == [3, 4]
+    (dropped,) = [event.data for event in harvested.events if event.type == "dropped"]
+    assert (dropped["kind"], dropped["first_attempt"], dropped["last_attempt"], dropped["count"]) == (
+        "tensors",
+        0,
+        2,
+        3,
+    )
+
+
+def test_steps_count_what_was_taken(harvester, ring):
+    for i, found in enumerate((0.0, 1.0, 0.0)):
+        ring.send(attempt(i), numbers(row(), found=found))
+    assert harvester.harvest(final=False).attempts["step"].tolist() == [0, 1, 1]
+    assert harvester.step == 2
+
+
+def test_autopsies_are_eight_then_one_in_500_attempts(harvester, ring):
+    for i in range(1300):
+        ring.send(attempt(i), numbers(row(numel=1, n_nan=1), found=1.0))
+    kept = [n for n in harvester.harvest(final=False).tensors["attempt"].tolist() if n >= 64 and n % 25]
+    assert kept == [507, 1007]
+
+
+def test_non_finite_tensors_are_listed_up_to_sixteen(harvester, ring):
+    ring.send(attempt(0, tensors=range(20)), numbers(*[row(n_inf=1)] * 20, found=1.0))
+    (skip,) = [event.data for event in harvester.harvest(final=False).events if event.type == "skip"]
+    assert (skip["tensors"], skip["count"]) == (list(range(16)), 20)
+
+
+def test_a_closed_harvester_lets_its_ring_go_once_it_is_empty(harvester, ring):
+    ring.send(attempt(0), numbers(row()))
+    harvester.close()
+    assert harvester.harvest(final=False).attempts["attempt"].tolist() == [0]
+    assert harvester._ring is None
