@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from .guard import Report, guard
 from .records import Batch, Table
@@ -43,9 +44,8 @@ class JobLog:
         if not table or not len(table["attempt"]):
             return
         rows = len(table["attempt"])
-        nothing = np.zeros(rows, dtype=np.int64)
-        skipped = np.asarray(table.get("found_inf", nothing)) != 0
-        taken = np.asarray(table.get("stepped", nothing)) & ~np.asarray(table.get("skipped", nothing)) != 0
+        skipped = _integers(table, "found_inf", rows) != 0
+        taken = _integers(table, "stepped", rows) & ~_integers(table, "skipped", rows) != 0
         self.counts["attempts"] += rows
         self.counts["taken"] += int(taken.sum())
         self.counts["skipped"] += int(skipped.sum())
@@ -110,6 +110,10 @@ def after_word(verdict: Verdict) -> str:
     """The sentence of a verdict without its word, where it begins with it: for a line that says the word itself."""
     word = f"{verdict.word}: "
     return verdict.sentence[len(word) :] if verdict.sentence.lower().startswith(word) else verdict.sentence
+
+
+def _integers(table: Table, name: str, rows: int) -> npt.NDArray[np.int64]:
+    return np.asarray(table.get(name, np.zeros(rows)), dtype=np.int64)
 
 
 def _say(*lines: str) -> None:

@@ -49,7 +49,8 @@ class Transport:
         token: sent as `Authorization: Bearer`.
         reread: gives the producer's spooled batches, for those that did not fit into the queue.
         http: transport of httpx in place of the network.
-        first_retry_s: wait before the first retry.
+        first_retry_s, unauthorised_retry_s: wait before the first retry, and after a token was refused.
+        queue_bytes: bound of the bodies that wait in memory.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class Transport:
         reread: Callable[[], Iterable[Batch]] | None = None,
         http: httpx.BaseTransport | None = None,
         first_retry_s: float = FIRST_RETRY_S,
+        unauthorised_retry_s: float = UNAUTHORISED_RETRY_S,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._server, self._token, self._http = server.rstrip("/"), token, http
         self._reread = reread or tuple
-        self._first_retry_s, self._queue_bytes = first_retry_s, queue_bytes
+        self._first_retry_s, self._unauthorised_retry_s = first_retry_s, unauthorised_retry_s
+        self._queue_bytes = queue_bytes
         self._queue: deque[Batch] = deque()
         self._queued_bytes = 0
         self._missed: set[int] = set()
@@ -72,6 +75,7 @@ class Transport:
         self._wake = threading.Condition()
         self._hurry = False  # close() is waiting: no pauses between bursts
         self._closed = False
+        self._unauthorised = False
         self._warned: set[str] = set()
         self._thread: threading.Thread | None = None
         self.delivered = 0
@@ -96,12 +100,16 @@ class Transport:
         return fits
 
     def close(self, timeout_s: float) -> bool:
-        """Send what is queued, for at most `timeout_s`, and stop; True if everything was answered."""
+        """Send what is queued, for at most `timeout_s`, and stop; True if everything was answered.
+
+        A server that refuses the token is not waited for.
+        """
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._hurry = True
             self._wake.notify_all()
-            done = self._wake.wait_for(self._idle, deadline - time.monotonic())
+            self._wake.wait_for(lambda: self._idle() or self._unauthorised, deadline - time.monotonic())
+            done = self._idle()
             self._closed = True
             self._wake.notify_all()
         if self._thread is not None and done:
@@ -180,6 +188,7 @@ class Transport:
         retry_s = self._first_retry_s
         while not self._closed:
             response = self._post(client, body)
+            self._note_authorisation(response)
             if response is not None and response.is_success:
                 self.delivered += 1
                 return _next_batch_s(response)
@@ -199,10 +208,15 @@ class Transport:
             self._warn("connection", f"{self._server} cannot be reached ({error}); trying again until it can")
             return None
 
+    def _note_authorisation(self, response: httpx.Response | None) -> None:
+        with self._wake:
+            self._unauthorised = response is not None and response.status_code in (401, 403)
+            self._wake.notify_all()
+
     def _retry_s(self, response: httpx.Response | None, retry_s: float) -> float:
         if response is not None and response.status_code in (401, 403):
             self._warn("token", _token_advice(self._server, self._token, response.status_code))
-            return UNAUTHORISED_RETRY_S
+            return self._unauthorised_retry_s
         if response is not None and response.headers.get("Retry-After", "").isdigit():
             return float(response.headers["Retry-After"])
         return retry_s * random.SystemRandom().uniform(0.5, 1.0)  # draws nothing from a seeded generator

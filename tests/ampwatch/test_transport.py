@@ -1,5 +1,6 @@
 import gzip
 import threading
+import time
 
 import httpx
 import pytest
@@ -96,20 +97,28 @@ def test_retry_after_is_waited_for():
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_wrong_token_gives_one_warning_and_keeps_the_batch(status, caplog):
     server = Server((status, {}), (status, {}), stored())
-    client = transport(server)
+    client = transport(server, unauthorised_retry_s=0.001)
     client.submit(events(0))
+    assert all(server.asked.acquire(timeout=5) for _ in range(3))
     assert client.close(5)
     assert (server.seqs, client.delivered) == ([0, 0, 0], 1)
     (message,) = caplog.messages
     assert f"does not accept the token ({status}): set AMPWATCH_TOKEN" in message
 
 
-def test_without_a_token_the_warning_says_where_to_get_one(caplog):
-    client = Transport(
-        SERVER, None, http=httpx.MockTransport(Server((401, {}), stored())), first_retry_s=0.001
-    )
+def test_a_server_that_refuses_the_token_is_not_waited_for():
+    client = transport(Server((401, {})))
     client.submit(events(0))
-    assert client.close(5)
+    client.submit(events(1))
+    started = time.monotonic()
+    assert not client.close(60)
+    assert time.monotonic() - started < 30
+
+
+def test_without_a_token_the_warning_says_where_to_get_one(caplog):
+    client = Transport(SERVER, None, http=httpx.MockTransport(Server((401, {}))))
+    client.submit(events(0))
+    assert not client.close(5)
     assert "wants a token: set AMPWATCH_TOKEN to one that `ampwatch token create` made" in caplog.text
 
 

@@ -1,0 +1,83 @@
+"""From the recorder to a real server and back: what one side writes, the other reads."""
+
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from ampwatch import spool
+from ampwatch.recorder import Harvest, Recorder
+from ampwatch.records import Event
+from ampwatch.settings import Settings
+from ampwatch_server.serve import running
+
+
+class Rows:
+    def __init__(self, *harvests):
+        self.harvests = list(harvests)
+
+    def harvest(self, final):
+        return self.harvests.pop(0) if self.harvests else Harvest()
+
+
+def attempts(count):
+    return {
+        "attempt": np.arange(count),
+        "stream": np.zeros(count),
+        "step": np.arange(count),
+        "time": 1_700_000_000.0 + np.arange(count),
+        "scale": np.full(count, 2.0**16),
+        "scale_after": np.full(count, 2.0**16),
+        "found_inf": np.zeros(count),
+        "stepped": np.ones(count),
+        "skipped": np.zeros(count),
+        "loss": np.where(np.arange(count) == 3, np.nan, 2.0),
+    }
+
+
+def record(directory, server, token):
+    recorder = Recorder(
+        Settings(server=server, token=token, dir=directory, run="r", flush_s=0.01, quiet=True)
+    )
+    recorder.attach(Rows(Harvest(attempts(10), None, [Event("growth", 1.0, attempt=2)])))
+    recorder.event("loss_dtype", attempt=0, dtype="float32")
+    recorder.finish()
+
+
+@pytest.fixture
+def server(tmp_path):
+    with running(database=f"sqlite:///{tmp_path / 'a.db'}") as server:
+        yield server
+
+
+def get(server, path):
+    answer = httpx.get(f"{server.url}/v1/{path}", headers={"Authorization": f"Bearer {server.token}"})
+    return answer.raise_for_status().json()
+
+
+def settled(server):
+    """The run once its counts have followed what was acknowledged."""
+    deadline = time.monotonic() + 10
+    while (run := get(server, "runs/r"))["attempts"] < 10 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return run
+
+
+def test_what_was_recorded_is_what_the_server_shows(tmp_path, server):
+    record(tmp_path / "runs", server.url, server.token)
+    run = settled(server)
+    assert (run["status"], run["attempts"], run["taken"], run["skipped"]) == ("finished", 10, 10, 0)
+    assert [(p["last_seq"], p["missing"]) for p in run["producers"]] == [
+        (len(list(spool.read(tmp_path / "runs"))) - 1, [])
+    ]
+    events = [event["type"] for event in get(server, "runs/r/events")["items"]]
+    assert sorted(events) == ["finish", "growth", "loss_dtype", "run"]
+
+
+def test_with_a_wrong_token_everything_is_kept_on_disk(tmp_path, server, caplog):
+    record(tmp_path / "runs", server.url, "wrong")
+    assert get(server, "runs")["items"] == []
+    assert [batch.kind for batch in spool.read(tmp_path / "runs")][:2] == ["events", "attempts"]
+    assert [message for message in caplog.messages if "set AMPWATCH_TOKEN" in message] != []
+    assert f"they are kept in {tmp_path / 'runs'}" in caplog.text
