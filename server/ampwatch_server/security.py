@@ -14,13 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import problem
 from .settings import Settings
 
-# plotly.js adds its style rules through the CSSOM, but sets `style` attributes on text it draws.
+# plotly.js adds `<style>` elements, whose text changes with its version, and sets `style` attributes on what it draws.
 CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
-        "style-src 'self'",
-        "style-src-attr 'unsafe-inline'",
+        "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "font-src 'self'",
         "connect-src 'self'",

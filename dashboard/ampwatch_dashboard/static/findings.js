@@ -78,7 +78,7 @@ function momentLink(patch, text, before, go) {
     go(patch);
   };
   const href = address({ ...patch, from: null, to: null });
-  return h("a", { class: "moment", href, onclick }, before && h("span", { class: "visually-hidden" }, before), text);
+  return h("a", { class: "moment", href, onclick, "aria-label": before ? before + text : null }, text);
 }
 
 const advice = (item) => h("li", {}, prose(item.text), item.code && codeBlock(item.code));

@@ -9,7 +9,7 @@ import { plotly } from "./plot.js";
 import { problemNotice, setUpTheme } from "./shell.js";
 import { read, write } from "./state.js";
 import { showSummary } from "./summary.js";
-import { drawHeatmap, drawHistogram, loadTensors, saveTensors } from "./tensors.js";
+import { drawHeatmap, drawHistogram, loadTensors, saveTensors, showRowsButton } from "./tensors.js";
 import { drawTimeline } from "./timeline.js";
 
 const REFRESH_MS = 2000;
@@ -21,6 +21,7 @@ const run = decodeURIComponent(location.pathname.split("/").at(-1));
 let findings = [];
 let verdict = null;
 let tensors = [];
+let unknown = false; // the server has no such run: nothing to follow
 let attempts = 0; // of the process that has recorded most
 
 function view() {
@@ -28,7 +29,7 @@ function view() {
   const at = state.at ? Number(state.at) : null;
   const range = state.from && state.to ? [Number(state.from), Number(state.to)] : momentRange(state.finding, at);
   const stat = STATS.includes(state.stat) ? state.stat : STATS[0];
-  return { range, at, stat, finding: state.finding ?? null, tensor: state.tensor ?? "" };
+  return { range, at, stat, all: state.rows === "all", finding: state.finding ?? null, tensor: state.tensor ?? "" };
 }
 
 /** The part of the run around a moment or a finding; null where the address names none, or one that is gone. */
@@ -59,12 +60,14 @@ async function load() {
 }
 
 function showProblem(problem) {
+  unknown ||= problem.status === 404;
   byId("page").toggleAttribute("data-stale", true);
   render(byId("problem"), problem.message, () => problemNotice(problem, load));
 }
 
 async function draw() {
   const now = view();
+  showRowsButton(tensors, now.all);
   const plots = [
     drawTimeline(run, now, zoomed),
     drawHeatmap(run, now, { choose: (tensor) => change({ tensor }), moved: zoomed }),
@@ -102,6 +105,7 @@ function setUp() {
   byId("stat").addEventListener("change", (event) => change({ stat: event.target.value }));
   byId("tensor").addEventListener("change", (event) => change({ tensor: event.target.value }));
   byId("whole").addEventListener("click", () => change({ from: null, to: null, finding: null, at: null }));
+  byId("all-rows").addEventListener("click", () => change({ rows: view().all ? null : "all" }));
   byId("tensors-csv").addEventListener("click", () => saveTensors(run, tensors));
   addEventListener("popstate", () => change({}));
 }
@@ -109,5 +113,7 @@ function setUp() {
 setUp();
 plotly().catch(() => {}); // draw() tells of it
 await load();
-const refresh = throttle(load, REFRESH_MS);
-follow({ run, onrun: refresh, onresume: refresh });
+if (!unknown) {
+  const refresh = throttle(load, REFRESH_MS);
+  follow({ run, onrun: refresh, onresume: refresh });
+}

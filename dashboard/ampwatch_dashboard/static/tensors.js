@@ -3,6 +3,7 @@
 import { get, getAll, runPath } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render } from "./dom.js";
+import { count } from "./format.js";
 import { notice, theme } from "./shell.js";
 import { draw, onRange } from "./plot.js";
 import { rangeQuery } from "./timeline.js";
@@ -15,6 +16,7 @@ const HELP = {
   nonfinite: "Infinite and NaN elements. The tensors nearest the origin hold infinities; NaN is usually carried.",
   norm: "L2 norm of the true gradient, the scale divided out. Empty where an element was not finite.",
 };
+const ROWS = 40; // the worst; a page of several thousand rows helps nobody until it is asked for
 const heatmap = byId("heatmap-plot");
 const histogram = byId("histogram-plot");
 
@@ -32,7 +34,7 @@ export async function loadTensors(run) {
 export async function drawHeatmap(run, view, { choose, moved }) {
   byId("stat").value = view.stat;
   byId("stat-help").textContent = HELP[view.stat];
-  const figure = await get(runPath(run, "/figures/heatmap"), { theme: theme(), stat: view.stat, ...rangeQuery(view.range) });
+  const figure = await get(runPath(run, "/figures/heatmap"), { theme: theme(), stat: view.stat, rows: view.all ? null : ROWS, ...rangeQuery(view.range) });
   if (!figure.data[0].x.length) return showEmptyHeatmap(view);
   if (!wired) heatmap.replaceChildren();
   await draw(heatmap, figure, view.range, `ampwatch-${run}-${view.stat}`);
@@ -48,6 +50,13 @@ function showEmptyHeatmap(view) {
   heatmap.removeAttribute("style");
   const where = view.range ? "in this part of the run" : "yet";
   heatmap.replaceChildren(notice(`No tensor was recorded ${where}`, "Tensors are recorded every few attempts, and around a skip."));
+}
+
+export function showRowsButton(tensors, all) {
+  const button = byId("all-rows");
+  button.hidden = tensors.length <= ROWS;
+  button.textContent = all ? `Only the ${ROWS} worst` : `Show all ${count(tensors.length)}`;
+  button.setAttribute("aria-pressed", String(all));
 }
 
 export async function drawHistogram(run, view, tensors) {

@@ -8,8 +8,8 @@ const STATUSES = { live: "Live", finished: "Finished", stalled: "Stalled", crash
 const STATUS_HELP = {
   live: "Records are arriving",
   finished: "The training process has ended and said so",
-  stalled: "No record for a while, and no word that it ended",
-  crashed: "It stopped without saying that it ended",
+  stalled: "The process is alive, but has made no attempt for a while",
+  crashed: "Silent, and it never said that it ended",
 };
 
 export const badge = (word) => h("span", { class: "badge", "data-word": word }, icon(word), WORDS[word]);

@@ -1,0 +1,64 @@
+"""What the pages show where there is nothing, where something is wrong, and while records arrive."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import post
+from playwright.sync_api import BrowserContext, Page, expect
+from recorded_runs import failing, healthy
+
+from ampwatch_server.serve import Running, running
+
+pytestmark = pytest.mark.browser
+
+
+def test_no_run_matches(page: Page, server: Running) -> None:
+    page.goto(f"{server.url}/?q=nothing-has-this-name")
+    expect(page.locator("#runs")).to_contain_text("No run matches")
+    page.get_by_role("button", name="Clear the filters").click()
+    expect(page.get_by_role("row").filter(has_text="Calm run")).to_be_visible()
+
+
+def test_a_new_run_appears_by_itself(page: Page, server: Running) -> None:
+    page.goto(server.url)
+    page.get_by_role("row").filter(has_text="Calm run").wait_for()
+    post(server, healthy("arrived", producer="c" * 32))
+    expect(page.locator("tr[data-run=arrived]")).to_be_visible()
+
+
+def test_an_open_page_follows_its_run_into_failure(page: Page, server: Running) -> None:
+    described, attempts, tensors = failing("followed", producer="d" * 32)
+    post(server, [described])
+    page.goto(f"{server.url}/run/followed")
+    expect(page.locator("#verdict")).to_contain_text("No data")
+    post(server, [attempts, tensors])
+    expect(page.locator("#verdict")).to_contain_text("Failing")
+    expect(page.locator("#facts")).to_contain_text("20 of 60")
+
+
+def test_an_unknown_run_is_said_to_be_unknown(signed_in: BrowserContext, server: Running) -> None:
+    page = signed_in.new_page()
+    page.goto(f"{server.url}/run/nowhere")
+    expect(page.get_by_role("alert")).to_contain_text("nowhere")
+    expect(page.locator("#page")).to_be_hidden()
+    page.close()
+
+
+def test_a_lost_server_is_told_and_what_was_shown_stays(signed_in: BrowserContext, tmp_path) -> None:
+    page = signed_in.new_page()
+    with running(database=f"sqlite:///{tmp_path / 'short.db'}") as server:
+        post(server, healthy())
+        page.goto(server.link)
+        page.goto(f"{server.url}/run/healthy")
+        page.wait_for_selector("#heatmap-plot .main-svg")
+    expect(page.locator("#connection")).to_have_text("Connection lost, trying again…")
+    expect(page.locator("#verdict")).to_contain_text("Healthy")
+    page.close()
+
+
+def test_a_server_without_runs_says_how_to_begin(signed_in: BrowserContext, tmp_path) -> None:
+    page = signed_in.new_page()
+    with running(database=f"sqlite:///{tmp_path / 'empty.db'}") as server:
+        page.goto(server.link)
+        expect(page.locator("#runs")).to_contain_text("ampwatch.GradScaler")
+    page.close()
