@@ -114,16 +114,22 @@ def tensors_in(outputs: object) -> list[Tensor]:
     return []
 
 
-def with_gradient(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters whose gradients torch checks, in its order."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return [p for p in parameters if isinstance(p, Tensor) and p.grad is not None]
+def gradients_of(optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters that have a gradient, in torch's order, and of each the tensor that torch checks."""
+    parameters, grads = [], []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if grad is not None:
+                parameters.append(parameter)
+                grads.append(grad if type(grad) is Tensor and not grad.is_sparse else _checked(grad))
+    return parameters, grads
 
 
-def checked(grad: Tensor) -> Tensor:
-    """The tensor that torch checks: the values of a sparse gradient, in float16 coalesced; a DTensor's own shard."""
+def _checked(grad: Tensor) -> Tensor:
+    """Of a sparse gradient the values, in float16 coalesced; of a DTensor its own shard."""
     if grad.is_sparse:
         return (grad.coalesce() if grad.dtype is torch.float16 else grad)._values()
-    if type(grad) is not Tensor and hasattr(grad, "to_local"):
+    if hasattr(grad, "to_local"):
         return cast(Tensor, grad.to_local())
     return grad

@@ -88,12 +88,14 @@ class Protocol:
 
     def __init__(self) -> None:
         self.window = Window()
+        self._has_scaled = False
         self._has_stepped = False
 
     def scale(self) -> None:
         """A loss was scaled; torch refuses it never."""
         self.window.calls.append("scale")
         self.window.losses += 1
+        self._has_scaled = True
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradients of an optimizer."""
@@ -139,10 +141,13 @@ class Protocol:
 
     def close(self, call: Call, *, raised: bool) -> list[CallFault]:
         """Close an announced call; `raised`: it ended in an exception. Answers its fault, if it has one."""
-        faults = [CallFault(call.fault, call.optimizer, self.window.order, raised)] if call.fault else []
+        fault = call.fault
+        if fault == "step_without_scale" and not (raised or self._has_scaled):
+            fault = None  # every scale() is inside a compiled graph, where it is not seen
+        order = self.window.order
         if not raised:
             self._advance(call)
-        return faults
+        return [CallFault(fault, call.optimizer, order, raised)] if fault else []
 
     def _advance(self, call: Call) -> None:
         if call.optimizer is None:

@@ -123,7 +123,9 @@ class Registry:
         """Indices of an optimizer's parameters; a `tensors` event for those not seen in it before."""
         entry = self._optimizers[optimizer]
         parameters = list(parameters)
-        indices = [self.tensor(parameter) for parameter in parameters]
+        indices = [self._tensors.get(id(parameter), -1) for parameter in parameters]
+        if -1 in indices:
+            indices = [self.tensor(parameter) for parameter in parameters]
         if not entry.tensors.issuperset(indices):
             places = _places(optimizer)
             new = [

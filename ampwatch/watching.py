@@ -208,21 +208,20 @@ class Watch(Unwatched):
         index = self._seen(scaler, optimizer)
         if index in self._gradients:
             return
-        parameters = internals.with_gradient(optimizer)
+        parameters, grads = internals.gradients_of(optimizer)
         if parameters:
             self._tripwires.on_accumulation(index, parameters[0])
             self._probes.optimizer(index, parameters)
         ids = self._registry.introduce(optimizer, parameters, self._names_of_model())
-        places, rows = self._statistics_of(parameters)
-        tensors = np.array([ids[place] for place in places], np.int64)
+        places, rows = self._statistics_of(grads)
+        tensors = np.array(ids, np.int64)[places]
         self._gradients[index] = _Gradients(Unscaled(index, tensors, fused), rows)
 
-    def _statistics_of(self, parameters: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Statistics, device by device, and the place in `parameters` that each row is of."""
-        grads = [internals.checked(p.grad) for p in parameters if p.grad is not None]
-        places: dict[torch.device, list[int]] = {}
+    def _statistics_of(self, grads: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """Statistics, device by device, and the place in `grads` that each row is of."""
+        places: dict[int, list[int]] = {}
         for place, grad in enumerate(grads):
-            places.setdefault(grad.device, []).append(place)
+            places.setdefault(grad.get_device(), []).append(place)
         rows = [self._statistics.compute([grads[place] for place in here]) for here in places.values()]
         return [place for here in places.values() for place in here], rows
 

@@ -58,6 +58,7 @@ PLAIN = ("scale", "backward:0", "step:0", "update")
         ("scale", "backward:0", "unscale_:0", "update", *PLAIN),
         ("set", *PLAIN, "set"),
         (*PLAIN, "outside:0", *PLAIN),
+        ("backward:0", "step:0", "update") * 2,  # scale() inside a compiled graph
     ],
 )
 def test_healthy_orders_are_silent(calls):

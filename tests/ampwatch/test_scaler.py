@@ -478,6 +478,22 @@ def test_nothing_is_recorded_after_the_end(recorder):
     assert recorder.column("attempt") == [0]
 
 
+def test_a_forked_child_introduces_everything_anew(recorder):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    attempt(scaler, model, optimizer)
+    recorder.producer = "1" * 32  # as after a fork
+    attempt(scaler, model, optimizer)
+    assert [len(recorder.data(type)) for type in ("scaler", "optimizers", "tensors")] == [2, 2, 2]
+    assert recorder.column("stream") == [0, 0]
+
+
+def test_inside_a_compiled_function_the_scaler_is_torchs(recorder):
+    scaler = make(recorder, init_scale=4.0)
+    compiled = torch.compile(lambda loss: scaler.scale(loss) * 2, backend="eager")
+    assert compiled(torch.tensor(3.0)).item() == 24.0
+
+
 def test_hooks_go_with_the_scaler(recorder):
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder, model=model)
