@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+import numpy as np
+
 from ampwatch.records import Batch
 
 from . import texts
@@ -137,7 +139,7 @@ class _Producer:
             rows = self._ledger.all()
         if again or stale:
             self._streams = {}
-        for index in sorted(set(rows["stream"].tolist())):
+        for index in np.unique(rows["stream"]).tolist():
             if index not in self._streams:
                 self._streams[index] = Stream(interval=self._described.interval(index))
             self._streams[index].fold(rows[rows["stream"] == index])

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -190,12 +191,15 @@ class Stream:
         return self.losses.percentile(99, before[:, 2]), self.norms.percentile(99, before[:, 3])
 
     def trend(self) -> Trend | None:
-        """A divergence under way: see `_trend_of`."""
-        return _trend_of(self.recent, *self.baseline())
+        """A divergence under way: both have risen through all thirds of the last 24, and past 4 × the percentile."""
+        loss, norm = (_risen(_finite(self.recent, column)[-24:, column]) for column in (2, 3))
+        if not (loss and norm):  # mostly so, and percentiles cost more
+            return None
+        return _trend_of(self.recent, loss, norm, *self.baseline())
 
     def settled(self, trend: Trend) -> bool:
         """Whether the loss has come back from a divergence: the last 8 stand below 2 × the percentile before it."""
-        losses = self.recent[np.isfinite(self.recent[:, 2])][-8:]
+        losses = _finite(self.recent, 2)[-8:]
         later = bool(len(losses)) and losses[0, 0] > trend.seen.attempt
         return later and bool(np.all(losses[:, 2] < 2 * trend.loss_p99))
 
@@ -230,7 +234,7 @@ class Stream:
         if self.diverged and self.settled(self.diverged):
             self.diverged = None
         since = moment.attempt - self.first_taken.attempt if self.first_taken else 0
-        before = self.recent[np.isfinite(self.recent[:, 2]), 2]
+        before = _finite(self.recent, 2)[:, 2]
         return Episode(
             first=moment,
             scale=scale,
@@ -238,7 +242,7 @@ class Stream:
             taken_before=self.taken,
             after_first_taken=since,
             after_growth=self.growths > 0,
-            loss_before=float(np.median(before)) if before.size else float("nan"),
+            loss_before=median(before.tolist()) if before.size else float("nan"),
             trend=self.diverged,
             first_bad_elements=bad,
         )
@@ -294,17 +298,13 @@ class Stream:
             self.norms.add(old[:, 3])
 
 
-def _trend_of(recent: npt.NDArray[np.float64], loss_p99: float, norm_p99: float) -> Trend | None:
-    """Loss and norm past 4 × their 99th percentile, and rising through all thirds of the last 24 attempts.
-
-    A spike that falls again does not rise through them, and a jump to a new level does not either.
-    """
-    losses, norms = (recent[np.isfinite(recent[:, column])] for column in (2, 3))
-    if min(len(losses), len(norms)) < 3 or not (loss_p99 > 0 and norm_p99 > 0):
+def _trend_of(
+    recent: npt.NDArray[np.float64], loss: float, norm: float, loss_p99: float, norm_p99: float
+) -> Trend | None:
+    """Loss and norm that have risen past 4 × their 99th percentile; onset is when the loss last passed it."""
+    if not (loss > 4 * loss_p99 > 0 and norm > 4 * norm_p99 > 0):
         return None
-    loss, norm = _risen(losses[-24:, 2]), _risen(norms[-24:, 3])
-    if not (loss > 4 * loss_p99 and norm > 4 * norm_p99):
-        return None
+    losses = _finite(recent, 2)
     below = np.flatnonzero(losses[:, 2] <= loss_p99)
     onset = losses[min(below[-1] + 1, len(losses) - 1) if len(below) else 0]
     moment = Moment(int(onset[0]), int(onset[1]))
@@ -312,9 +312,24 @@ def _trend_of(recent: npt.NDArray[np.float64], loss_p99: float, norm_p99: float)
 
 
 def _risen(values: npt.NDArray[np.float64]) -> float:
-    """The median of the last third if each third stands 1.25 × above the one before, else 0."""
-    first, second, third = (float(np.median(part)) for part in np.array_split(values, 3))
+    """The median of the last third if each third stands 1.25 × above the one before, else 0.
+
+    A spike that falls again does not rise through all thirds, and a jump to a new level does not either.
+    """
+    count = len(values)
+    if count < 3:
+        return 0.0
+    listed, cut = values.tolist(), count // 3
+    first, second, third = (
+        median(listed[:cut]),
+        median(listed[cut : count - cut]),
+        median(listed[count - cut :]),
+    )
     return third if third > 1.25 * second > 1.25 * 1.25 * first > 0 else 0.0
+
+
+def _finite(recent: npt.NDArray[np.float64], column: int) -> npt.NDArray[np.float64]:
+    return recent[np.isfinite(recent[:, column])]
 
 
 def _runs(values: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:

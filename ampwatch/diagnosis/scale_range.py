@@ -33,6 +33,9 @@ FIXED_INTERVAL: Final = 1_000_000
 _FLOAT16_MODULES: Final = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 
 
+Ids = npt.NDArray[np.int64]
+
+
 class Loss(NamedTuple):
     """What one sample says: elements lost and left over all judged tensors, and the worst tensor."""
 
@@ -53,10 +56,16 @@ class Loss(NamedTuple):
             self.worst_share >= TENSOR_SHARE and self.share >= TOTAL_SHARE / 4
         )
 
+    @property
+    def unseen(self) -> bool:
+        """Whether a tensor is zero altogether, so that nothing tells how far below the limit it lies."""
+        return bool((self.judged["n_zero"] == self.judged["numel"]).any())
+
 
 def underflow(case: Case) -> Iterator[Finding]:
     """Underflow in the newest samples, told from the first of them in a row."""
-    losses = [loss for sample in case.samples if (loss := _loss_in(case, sample)) is not None]
+    born, presumable = _born(case), _presumable(case)
+    losses = [loss for sample in case.samples if (loss := _loss_in(sample, born, presumable)) is not None]
     lasting: list[Loss] = []
     for loss in losses:
         lasting = [*lasting, loss] if loss.matters else []
@@ -67,13 +76,28 @@ def underflow(case: Case) -> Iterator[Finding]:
         yield from _everything_zero(case)
 
 
-def _loss_in(case: Case, sample: Sample) -> Loss | None:
+def _born(case: Case) -> Ids:
+    return np.array(sorted(case.described.born("float16")), dtype=np.int64)
+
+
+def _presumable(case: Case) -> Ids:
+    """Weights whose gradients autocast computes in float16, whether or not they ever showed it."""
+    if case.described.autocast != "float16":
+        return np.empty(0, dtype=np.int64)
+    known = case.described.tensors.items()
+    weights = (
+        i for i, t in known if t.get("module_type") in _FLOAT16_MODULES and len(t.get("shape", ())) > 1
+    )
+    return np.array(sorted(weights), dtype=np.int64)
+
+
+def _loss_in(sample: Sample, born_ids: Ids, presumable: Ids) -> Loss | None:
     """Judge a sample; None where it holds inf or NaN, or no tensor that may be judged."""
     tensors = sample.tensors
     if tensors["n_bad"].any():
         return None
-    born = np.isin(tensors["tensor"], list(case.described.born("float16")))
-    presumed = _presumed(case, tensors) & ~born
+    born = np.isin(tensors["tensor"], born_ids)
+    presumed = np.isin(tensors["tensor"], presumable) & _vanished(tensors) & ~born
     judged = tensors[born | presumed]
     left = (judged["numel"] - judged["n_zero"]).astype(float)
     if len(judged) == 0 or left.sum() + presumed.sum() == 0:
@@ -105,16 +129,11 @@ def _total_losses(judged: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.where(zero & (losing | low), judged["numel"], 0.0)
 
 
-def _presumed(case: Case, tensors: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """All-zero weight gradients that autocast computes in float16, at a scale so small that they never showed."""
-    described = case.described
-    if described.autocast != "float16":
-        return np.zeros(len(tensors), dtype=bool)
-    kinds = [described.tensors.get(int(tensor), {}) for tensor in tensors["tensor"]]
-    float16 = [k.get("module_type") in _FLOAT16_MODULES and len(k.get("shape", ())) > 1 for k in kinds]
-    zero = (tensors["n_zero"] == tensors["numel"]) & (tensors["scale"] <= PRESUMED_SCALE)
-    partly = bool((tensors["n_zero"] < tensors["numel"]).any())
-    return cast("npt.NDArray[np.bool_]", np.logical_and(float16, zero & partly))
+def _vanished(tensors: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tensors that are zero altogether where others are not, at a scale so small that it is likely the cause."""
+    zero = tensors["n_zero"] == tensors["numel"]
+    low = tensors["scale"] <= PRESUMED_SCALE
+    return cast("npt.NDArray[np.bool_]", zero & low & (not zero.all()))
 
 
 def _raise(loss: Loss) -> int:
@@ -124,8 +143,7 @@ def _raise(loss: Loss) -> int:
     room = MAX_RAISE_LOG2 if largest == 0 else math.floor(math.log2(FLOAT16_MAX / largest)) - KEEP_HEADROOM
     room = min(room, MAX_RAISE_LOG2)
     enough = next((k for k in range(1, room + 1) if _share_after(loss, k) < GOOD_SHARE), room)
-    unseen = loss.presumed or bool((judged["n_zero"] == judged["numel"]).any())
-    return max(min(room, room if unseen else enough + MARGIN_LOG2), 0)
+    return max(min(room, room if loss.unseen else enough + MARGIN_LOG2), 0)
 
 
 def _share_after(loss: Loss, raise_log2: int) -> float:
@@ -188,7 +206,7 @@ def _advice(now: Loss, raise_log2: int) -> list[Advice]:
         raise_log2=raise_log2,
         target=texts.power(target),
         target_log2=f"{math.log2(target):.4g}",
-        after=texts.percent(_share_after(now, raise_log2)),
+        after=texts.AFTER_UNSEEN if now.unseen else texts.percent(_share_after(now, raise_log2)),
         headroom=f"{headroom:.1f}",
     )
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 BINS_PER_OCTAVE: Final = 8
 _OCTAVES: Final = 280  # 2^-140 … 2^140, the ends clamped
 _BINS: Final = BINS_PER_OCTAVE * _OCTAVES
+_SIZE: Final = 2 * _BINS + 1
 
 Reals = npt.NDArray[np.float64]
 
@@ -19,25 +20,35 @@ Reals = npt.NDArray[np.float64]
 class Sketch:
     """Counts of finite values by sign and log2 magnitude; percentiles are right within 2^(1/16), 4.4 %."""
 
-    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(2 * _BINS + 1, dtype=np.int64))
+    _counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(_SIZE, dtype=np.int64))
+    _waiting: list[Reals] = field(
+        default_factory=list
+    )  # counted together, since a few cost as much as thousands
 
     def add(self, values: Reals) -> None:
         """Count values, of any shape; those that are not finite are left out."""
-        finite = values[np.isfinite(values)]
-        if finite.size:
-            self.counts += np.bincount(_bin_of(finite), minlength=2 * _BINS + 1)
+        self._waiting.append(values)
+        if len(self._waiting) >= 256:
+            self._count()
 
     def percentile(self, q: float, beside: Reals) -> float:
         """The q-th percentile (0–100) of what was counted together with `beside`; NaN where there is nothing."""
-        finite = beside[np.isfinite(beside)]
-        counts = self.counts
-        if finite.size:
-            counts = counts + np.bincount(_bin_of(finite), minlength=2 * _BINS + 1)
+        self._count()
+        counts = self._counts + _counts_of(beside)
         total = int(counts.sum())
         if total == 0:
             return float("nan")
         rank = int(np.ceil(q / 100 * total))
         return _value_of(int(np.searchsorted(np.cumsum(counts), max(rank, 1))))
+
+    def _count(self) -> None:
+        if self._waiting:
+            self._counts += _counts_of(np.concatenate(self._waiting))
+            self._waiting = []
+
+
+def _counts_of(values: Reals) -> npt.NDArray[np.int64]:
+    return np.bincount(_bin_of(values[np.isfinite(values)]), minlength=_SIZE)
 
 
 def _bin_of(values: Reals) -> npt.NDArray[np.int64]:

@@ -15,6 +15,8 @@ from .findings import Advice
 HEALTHY: Final = "Healthy: {taken} steps taken, {skipped} skipped{why}; loss scale {scale}."
 NO_DATA: Final = "No attempts recorded yet."
 
+# placeholders are filled by the rule that says the sentence; `{first}` is a step, with the attempt where it differs
+
 HEADLINES: Final = {
     "calibration.open": (
         "The loss scale is still coming down to what these gradients allow: {skips} since {first}, scale "
@@ -215,7 +217,7 @@ NO_UPDATES: Final = [
 
 UNDERFLOW: Final = [
     Advice(
-        "Raise the loss scale by 2^{raise_log2}, to {target}: an estimated {after} would then be lost, and the largest "
+        "Raise the loss scale by 2^{raise_log2}, to {target}. Estimated loss there: {after}; the largest "
         "float16 gradient stays {headroom} binades below overflow.",
         "scaler = ampwatch.GradScaler(device, init_scale=2.0**{target_log2}, model=model)",
     ),
@@ -225,6 +227,8 @@ UNDERFLOW: Final = [
     ),
     Advice("Not a cure: a lower scale. Zeros mean that the scale is too small, never that it is too large."),
 ]
+
+AFTER_UNSEEN: Final = "not known, since gradients that are all zero do not show how small they are"
 
 UNDERFLOW_ALL: Final = [
     Advice(

@@ -27,6 +27,8 @@ from ampwatch.stats.layout import HIST_BINS, HIST_LOG2_MIN
 LIMIT_LOG2: Final = -25.0  # at or below it an element rounds to zero
 MIN_ELEMENTS: Final = 64  # seen elements below which no shape is fitted
 FIRST_BIN: Final = -24 - HIST_LOG2_MIN  # the bin of the smallest subnormal
+NEAR_BINS: Final = 10  # binades above the limit that must hold …
+NEAR_SHARE: Final = 1e-3  # … this share of the elements, or next to nothing (6e-4 at most) can lie below it
 _FINE: Final = np.arange(-60.0, 17.0, 0.125)  # log2 grid of the fitted densities
 _CHUNK: Final = 256
 
@@ -66,7 +68,8 @@ def lost_share(hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> Estimate:
     flat, flat_zeros = counts.reshape(-1, HIST_BINS), zeros.reshape(-1)
     seen = flat.sum(axis=-1)
     shape = np.full(len(flat), -1, dtype=np.int64)
-    fitted = np.flatnonzero((flat_zeros > 0) & (seen >= MIN_ELEMENTS))
+    near = flat[:, FIRST_BIN : FIRST_BIN + NEAR_BINS].sum(axis=-1)
+    fitted = np.flatnonzero((flat_zeros > 0) & (seen >= MIN_ELEMENTS) & (near >= NEAR_SHARE * seen))
     for start in range(0, len(fitted), _CHUNK):
         rows = fitted[start : start + _CHUNK]
         shape[rows] = _fit(flat[rows], flat_zeros[rows])

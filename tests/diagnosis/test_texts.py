@@ -1,0 +1,44 @@
+import math
+
+import catalogue
+import pytest
+
+from ampwatch.diagnosis import texts
+from ampwatch.diagnosis.facts import Moment
+
+
+def test_the_page_of_texts_is_up_to_date():
+    assert catalogue.PAGE.read_text() == catalogue.page(), "run: python tests/diagnosis/catalogue.py"
+
+
+def test_steps_stand_alone_where_attempts_are_the_same():
+    assert texts.at(Moment(7, 7)) == "step 7"
+    assert texts.at(Moment(9, 7)) == "step 7 (attempt 9)"
+    assert texts.at(Moment(9, -1)) == "attempt 9"
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [(65536.0, "2^16"), (1.0, "2^0"), (2.0**-24, "2^-24"), (1000.0, "1000"), (0.0, "0"), (math.inf, "inf")],
+)
+def test_scales_are_powers_of_two(scale: float, said: str):
+    assert texts.power(scale) == said
+
+
+def test_code_keeps_its_own_braces():
+    (advice,) = texts.fill([texts.Advice("by {k}", "{other: {k}}")], k=3)
+    assert (advice.text, advice.code) == ("by 3", "{other: 3}")
+
+
+WRONG = [
+    "lower the scale",
+    "minimum of 128",
+    "eps to 1e-4",
+    "increase init_scale",
+    "multiply the learning rate",
+]
+
+
+@pytest.mark.parametrize("advice", [a for said in catalogue.ADVICE.values() for a in said])
+def test_no_advice_repeats_a_folk_rule(advice: texts.Advice):
+    assert not [rule for rule in WRONG if rule in advice.text.lower()]
