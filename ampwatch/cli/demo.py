@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ..errors import AmpwatchError, MissingExtra
+from ampwatch.errors import AmpwatchError, MissingExtra
+from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
+    from ampwatch.demo.train import Plan
     from ampwatch_server.serve import Running
-
-    from ..demo.train import Plan
 
 MARKS = {"healthy": "[green]✓[/]", "warning": "[yellow]![/]", "failing": "[red]✗[/]", "no data": "?"}
 CAPTIONS = ("healthy", "an attention layer overflows", "a loss scale fixed too low")
@@ -31,11 +31,15 @@ TOO_LOW = 2.0**-10
 
 def demo(
     steps: Annotated[int, typer.Option(min=60, help="Training steps of each run.")] = 400,
-    seed: Annotated[int | None, typer.Option(help="Draws weights, batches and the step of the overflow.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draws weights, batches and the step of the overflow.")
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Keep the records here instead of in a temporary folder.")
     ] = None,
-    exit_: Annotated[bool, typer.Option("--exit", help="End after the verdicts instead of serving on.")] = False,
+    exit_: Annotated[
+        bool, typer.Option("--exit", help="End after the verdicts instead of serving on.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
     """Train a small transformer three times, healthy and with two faults, and diagnose each run."""
@@ -45,14 +49,22 @@ def demo(
     console = Console(stderr=json_)
     directory = directory or Path(tempfile.mkdtemp(prefix="ampwatch-demo-"))
     with running(database=f"sqlite:///{directory / 'demo.db'}") as server:
-        console.print(f"Dashboard [bold]{server.link}[/]  (live while the runs train; the link works once)")
+        console.print(
+            f"The dashboard, live while the runs train (the link works once):\n{server.link}\n",
+            soft_wrap=True,
+        )
         with _bars(console) as progress:
             rows = [
                 _one(plan, caption, progress, train, server, directory / "runs", device)
                 for plan, caption in zip(plans, CAPTIONS, strict=True)
             ]
         if json_:
-            answer = {"url": server.url, "dir": str(directory), "seed": seed, "overflow_at": plans[1].overflow_at}
+            answer = {
+                "url": server.url,
+                "dir": str(directory),
+                "seed": seed,
+                "overflow_at": plans[1].overflow_at,
+            }
             typer.echo(json.dumps(answer | {"runs": rows}, indent=2))
         else:
             _print_verdicts(console, rows, directory)
@@ -62,7 +74,7 @@ def demo(
 
 def draw(steps: int, seed: int) -> list[Plan]:
     """The three plans; the step at which the attention breaks is drawn from the middle half of the run."""
-    from ..demo.train import Plan
+    from ampwatch.demo.train import Plan
 
     overflow_at = random.Random(seed).randrange(steps // 4, steps * 3 // 4)
     return [
@@ -76,7 +88,7 @@ def _imports() -> tuple[Any, Any, str]:
     try:
         import torch
 
-        from ..demo.train import train
+        from ampwatch.demo.train import train
     except ModuleNotFoundError as error:
         raise MissingExtra("ampwatch demo", "torch,server") from error
     try:
@@ -95,19 +107,18 @@ def _one(
     directory: Path,
     device: str,
 ) -> dict[str, Any]:
-    from .. import finish
+    from ampwatch import finish
 
-    task = progress.add_task(f"{plan.name}  {caption}", total=plan.steps, loss="", scale="", skips="")
+    progress.console.print(f"{plan.name}: {caption}")
+    task = progress.add_task(plan.name, total=plan.steps, loss="", scale="", skips="")
     started = time.monotonic()
     train(
         plan,
         progress=lambda *numbers: _show(progress, task, *numbers),
         device=device,
-        run=plan.name,
-        project="demo",
-        server=server.url,
-        token=server.token,
-        dir=directory,
+        settings=Settings.load(
+            run=plan.name, project="demo", server=server.url, token=server.token, dir=directory, quiet=True
+        ),
     )
     finish()
     return {
@@ -119,7 +130,7 @@ def _one(
 
 
 def _show(progress: Progress, task: TaskID, done: int, loss: float, scale: float, skipped: int) -> None:
-    from ..diagnosis.texts import power
+    from ampwatch.diagnosis.texts import power
 
     progress.update(task, completed=done, loss=f"{loss:.3f}", scale=power(scale), skips=str(skipped))
 
@@ -139,11 +150,11 @@ def _findings(server: Running, run: str) -> dict[str, Any]:
 @contextmanager
 def _bars(console: Console) -> Iterator[Progress]:
     columns = (
-        TextColumn("{task.description:<38}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:>4}/{task.total} steps"),
-        TextColumn("loss {task.fields[loss]:>6}"),
-        TextColumn("scale {task.fields[scale]:>6}"),
+        TextColumn("{task.description:<6}"),
+        BarColumn(bar_width=16),
+        TextColumn("{task.completed:>4}/{task.total}"),
+        TextColumn("loss {task.fields[loss]:>5}"),
+        TextColumn("scale {task.fields[scale]:>5}"),
         TextColumn("skipped {task.fields[skips]:>3}"),
         TimeElapsedColumn(),
     )
@@ -155,7 +166,9 @@ def _print_verdicts(console: Console, rows: list[dict[str, Any]], directory: Pat
     console.print()
     for row in rows:
         verdict = row["verdict"]
-        console.print(f"{MARKS[verdict['word']]} [bold]{row['run']}[/]  {verdict['sentence']}", highlight=False)
+        console.print(
+            f"{MARKS[verdict['word']]} [bold]{row['run']}[/]  {verdict['sentence']}", highlight=False
+        )
     console.print(f"\nThe same from the records alone: [bold]ampwatch diagnose {directory / 'runs'}[/]")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from .text import VOCABULARY
 
@@ -45,7 +45,9 @@ class Attention(nn.Module):
         logits = (q * self.sharpness) @ (k * self.sharpness).transpose(-2, -1) / (width // self.heads) ** 0.5
         future = torch.ones(context, context, dtype=torch.bool, device=x.device).triu(1)
         weights = logits.masked_fill(future, -torch.inf).softmax(-1)
-        mixed: Tensor = self.out((weights @ v.to(weights.dtype)).transpose(1, 2).reshape(rows, context, width))
+        mixed: Tensor = self.out(
+            (weights @ v.to(weights.dtype)).transpose(1, 2).reshape(rows, context, width)
+        )
         return mixed
 
 
@@ -89,4 +91,4 @@ class CharTransformer(nn.Module):
 
     def loss(self, characters: Tensor, following: Tensor) -> Tensor:
         """Mean cross-entropy in nats a character."""
-        return F.cross_entropy(self(characters).flatten(0, 1), following.flatten())
+        return cross_entropy(self(characters).flatten(0, 1), following.flatten())

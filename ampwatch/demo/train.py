@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ..scaler import GradScaler
+from ampwatch.scaler import GradScaler
+from ampwatch.settings import Settings
+
 from . import text
-from .model import CPU, CUDA, Attention, Block, CharTransformer
+from .model import CPU, CUDA, Attention, CharTransformer
 
 Progress = Callable[[int, float, float, int], None]
 """Called with the steps done, the loss, the loss scale and the steps skipped so far."""
@@ -34,8 +35,10 @@ class Plan:
     fixed: bool = False
 
 
-def train(plan: Plan, *, progress: Progress | None = None, device: str = "cpu", **recording: Any) -> None:
-    """Run the plan; `recording` goes to `ampwatch.GradScaler` (run, server, dir …)."""
+def train(
+    plan: Plan, *, settings: Settings | None = None, progress: Progress | None = None, device: str = "cpu"
+) -> None:
+    """Run the plan and record it as `settings` say. Synchronises at every step to show its progress."""
     size = CUDA if device == "cuda" else CPU
     torch.manual_seed(plan.seed)
     generator = torch.Generator().manual_seed(plan.seed)
@@ -47,7 +50,7 @@ def train(plan: Plan, *, progress: Progress | None = None, device: str = "cpu", 
         init_scale=plan.init_scale,
         growth_interval=10**9 if plan.fixed else 100,
         model=model,
-        **recording,
+        settings=settings,
     )
     skipped = 0
     for step in range(plan.steps):
@@ -67,6 +70,6 @@ def train(plan: Plan, *, progress: Progress | None = None, device: str = "cpu", 
 
 
 def _sharpen(model: CharTransformer) -> None:
-    block = model.blocks[-1]
-    assert isinstance(block, Block) and isinstance(block.attention, Attention)
-    block.attention.sharpness = 256.0
+    last = model.get_submodule(f"blocks.{len(model.blocks) - 1}.attention")
+    assert isinstance(last, Attention)
+    last.sharpness = 256.0
