@@ -1,0 +1,220 @@
+"""The Triton kernel from the host: all gradients of a (device, dtype) in one launch, with torch's unscale pass in it.
+
+    found_inf, inv_scale = torch.zeros(1, device="cuda"), torch.full((1,), 2.0**-16, device="cuda")
+    rows = unscale_with_statistics_(grads, found_inf, inv_scale)
+
+replaces `torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale)`, after which gradients,
+`found_inf` and version counters are the same bit for bit, and answers what `reference.statistics_of(grads)` would
+have said before. What the kernel cannot take (`handles`) goes through torch's op and the reference.
+
+Nothing synchronises. Not to be called while a stream is captured. Where something fails, it fails before a gradient is
+touched: the first call for a dtype makes the same pass over one element of its own, compiling what there is to compile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import reference
+from .layout import WIDTH
+from .tables import Table, host_of
+
+DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+OLDEST_TRITON: Final = (3, 6)
+OLDEST_CUDA: Final = (7, 0)
+NATIVE_BFLOAT16: Final = (8, 0)  # before it torch and Triton round NaN to different bits
+KEPT_TABLES: Final = 32  # per thread; a GAN needs one for each network
+
+Factors: TypeAlias = tuple[Tensor, Tensor]
+"""found_inf and inv_scale."""
+Launch: TypeAlias = Callable[[], None]
+
+
+class _Kept(threading.local):
+    """The tables of a thread, those used last at the end."""
+
+    def __init__(self) -> None:
+        self.tables: OrderedDict[tuple[object, ...], Table] = OrderedDict()
+
+
+_kept = _Kept()
+
+
+@cache
+def available() -> bool:
+    """Whether the kernel can run in this process: torch sees a GPU, and Triton is there and new enough.
+
+    Compiles nothing and makes no CUDA context. Synchronisation: none.
+    """
+    if not torch.cuda.is_available():
+        return False
+    try:
+        import triton
+    except ImportError:
+        return False
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= OLDEST_TRITON
+
+
+def handles(grad: Tensor) -> bool:
+    """Whether the kernel takes this gradient: a plain, dense tensor of a real dtype, on a GPU that can run it."""
+    return (
+        type(grad) is Tensor
+        and grad.dtype in DTYPES
+        and (grad.is_contiguous() or _dense(grad))
+        and _runs_on(grad.device, grad.dtype)
+    )
+
+
+@torch.no_grad()
+def statistics_of(grads: Sequence[Tensor]) -> Tensor:
+    """As `reference.statistics_of`, reading each gradient once and writing none.
+
+    Synchronisation: none.
+    """
+    return _pass_over(grads, None)
+
+
+@torch.no_grad()
+def unscale_with_statistics_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> Tensor:
+    """Unscale gradients in place as torch does, and take the statistics of what they were.
+
+    Arguments:
+        grads: as torch's op wants them: of one device and dtype.
+        found_inf: one float32 there; set to 1 if any element is not finite, else left alone.
+        inv_scale: one float32 there, by which they are multiplied. With 1 (fused optimizers) float32 and float64
+            gradients are not written to.
+    Returns: (n, WIDTH) float64 there, as `reference.statistics_of` before the call.
+    Errors: those of torch's op, for gradients that it refuses; those of Triton, before anything is changed.
+    Synchronisation: none.
+    """
+    return _pass_over(grads, (found_inf, inv_scale))
+
+
+def _pass_over(grads: Sequence[Tensor], factors: Factors | None) -> Tensor:
+    ours: dict[torch.dtype, list[int]] = {}
+    others: list[int] = []
+    for i, grad in enumerate(grads):
+        (ours.setdefault(grad.dtype, []) if handles(grad) else others).append(i)
+    if not ours:
+        return _by_torch(list(grads), factors)
+    device = grads[next(iter(ours.values()))[0]].device
+    with _on(device):
+        for dtype in ours:
+            _rehearse(device, dtype, factors is not None)
+        out = torch.empty(len(grads), WIDTH, dtype=torch.float64, device=device)
+        launches = [_prepare(grads, places, out, factors) for places in ours.values()]
+        if others:
+            rows = _by_torch([grads[i] for i in others], factors)
+            for i, row in zip(others, rows, strict=True):
+                out[i].copy_(row)
+        for launch in launches:
+            launch()
+    return out
+
+
+def _by_torch(grads: list[Tensor], factors: Factors | None) -> Tensor:
+    rows = reference.statistics_of(grads)
+    if factors is not None:
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, *factors)
+    return rows
+
+
+def _prepare(grads: Sequence[Tensor], places: list[int], out: Tensor, factors: Factors | None) -> Launch:
+    """All that may fail of a pass over gradients of one dtype; the pass itself is left to be called."""
+    from . import triton_kernel as kernel
+
+    chosen = grads if len(places) == len(grads) else [grads[i] for i in places]
+    dtype, device = chosen[0].dtype, chosen[0].device
+    table = _table(chosen, places, dtype, device)
+    addresses = table.place(np.fromiter(map(Tensor.data_ptr, chosen), np.int64, len(chosen)))
+    counts = torch.empty(table.programs, kernel.COUNT_WIDTH, dtype=torch.int32, device=device)
+    reals = torch.empty(table.programs, 2, dtype=torch.float64, device=device)
+    found_inf, inv_scale = factors or (None, None)
+    rows, columns = kernel.tile_shape(dtype.itemsize)
+    options = {"num_warps": _warps(), "enable_fp_fusion": True}
+    if factors is not None:
+        torch.autograd.graph.increment_version(chosen)
+
+    def launch() -> None:
+        if table.programs:
+            kernel.scan[(table.programs,)](
+                addresses, table.sizes, table.items, counts, reals, found_inf, inv_scale,
+                DTYPE=kernel.dtype_named(str(dtype)), ROWS=rows, COLUMNS=columns, **options,
+            )  # fmt: skip
+        table.launched()
+        kernel.gather[(table.tensors,)](table.sizes, table.firsts, table.rows, counts, reals, out, **options)
+
+    return launch
+
+
+def _table(grads: Sequence[Tensor], places: list[int], dtype: torch.dtype, device: torch.device) -> Table:
+    """The kept table for gradients of these sizes on the current stream, or a new one."""
+    from . import triton_kernel as kernel
+
+    sizes = np.fromiter(map(Tensor.numel, grads), np.int64, len(grads))
+    rows = np.array(places, np.int64)
+    key = (device, _stream(device), dtype, sizes.tobytes(), rows.tobytes())
+    table = _kept.tables.pop(key, None)
+    if table is None:
+        tile = kernel.tile_elements(dtype.itemsize)
+        table = Table(sizes, rows, tile, kernel.MOST_TILES, device, host_of(device))
+        while len(_kept.tables) >= KEPT_TABLES:
+            _kept.tables.popitem(last=False)
+    _kept.tables[key] = table
+    return table
+
+
+@cache
+def _rehearse(device: torch.device, dtype: torch.dtype, unscaling: bool) -> None:
+    """The pass over one element of our own: what does not compile or launch here would not with gradients either."""
+    scratch = torch.zeros(1, dtype=dtype, device=device)
+    factors = (torch.zeros(1, device=device), torch.ones(1, device=device)) if unscaling else None
+    _prepare([scratch], [0], torch.empty(1, WIDTH, dtype=torch.float64, device=device), factors)()
+
+
+def _dense(grad: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory without gap or overlap, in any order of dimensions."""
+    if grad.layout is not torch.strided or grad.is_neg():
+        return False
+    filled = 1
+    for stride, size in sorted(zip(grad.stride(), grad.shape, strict=True)):
+        if size != 1:
+            if stride != filled:
+                return False
+            filled *= size
+    return True
+
+
+@cache
+def _runs_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a GPU can run the kernel for this dtype; the CPU can where Triton interprets."""
+    from . import triton_kernel as kernel
+
+    if device.type != "cuda":
+        return device.type == "cpu" and kernel.INTERPRETED
+    if torch.version.hip is not None:
+        return True
+    oldest = NATIVE_BFLOAT16 if dtype is torch.bfloat16 else OLDEST_CUDA
+    return torch.cuda.get_device_capability(device) >= oldest
+
+
+def _warps() -> int:
+    """128 threads: a tile is cut to them. AMD's data-centre GPUs have 64 in a warp."""
+    return 4 if torch.version.hip is None else 2
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
