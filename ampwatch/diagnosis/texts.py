@@ -279,8 +279,10 @@ def power(scale: float) -> str:
 
 
 def module(name: str) -> str:
-    """A module's name; the root module is the model."""
-    return name or "the model"
+    """A module's name for a sentence; the root module is the model, and a bare number is said to be a module."""
+    if not name:
+        return "the model"
+    return name if any(map(str.isalpha, name)) else f"module {name}"
 
 
 def percent(share: float) -> str:

@@ -11,6 +11,7 @@ from loops import (
     train,
     worse_than_info,
 )
+from torch import nn
 from torch.nn import functional as F
 
 
@@ -131,3 +132,45 @@ def test_a_regression_is_silent(tmp_path):
     with recorded(tmp_path) as scaler:
         train(model, scaler(model=model), lambda step: regression(model, step))
     assert above_info(tmp_path) == []
+
+
+def test_weights_of_a_bfloat16_model_overflow_from_the_first_step(tmp_path):
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight.mul_(1e6)
+    with recorded(tmp_path) as scaler:
+        train(model, scaler(model=model), lambda step: regression(model, step), steps=12)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.module, finding.first_step) == ("forward_overflow", "2", 0)
+    assert any("Nothing has been learned since step 0" in e.text for e in finding.evidence)
+
+
+class Doubling(nn.Module):
+    """Each layer adds its input to itself, with nothing that normalises: 2^20 after 20 layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(20))
+        for layer in self.layers:
+            nn.init.eye_(layer.weight)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_residuals_that_double_in_every_layer_overflow_the_model_around_them(tmp_path):
+    model = Doubling()
+
+    def loss_at(step):
+        x = features(step).half() * (1.0 if step > 9 else 1e-3)
+        return model(x).float().square().mean().log1p()
+
+    with recorded(tmp_path) as scaler:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        train(model, scaler(model=model), loss_at, steps=20, optimizer=optimizer)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.first_attempt, finding.module) == ("forward_overflow", 10, "")
+    assert finding.headline.startswith("Values inside the model exceed float16")
+    assert finding.confidence == 0.95

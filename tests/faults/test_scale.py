@@ -115,3 +115,18 @@ def test_a_learning_rate_too_large_is_divergence(tmp_path):
 def test_a_learning_rate_that_serves_is_silent(tmp_path):
     sharpened(tmp_path, lr=0.1)
     assert above_info(tmp_path) == []
+
+
+def test_a_loss_summed_over_many_samples_settles_below_1_in_peace(tmp_path):
+    model = nn.Linear(8, 1)
+    x = features(0, rows=20_000) + 2
+    with recorded(tmp_path) as scaler:
+        train(
+            model,
+            scaler(model=model),
+            lambda step: (model(x).float() - 3).square().sum(),
+            steps=60,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-7),
+        )
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity) == ("calibration", "info")
