@@ -183,7 +183,7 @@ def _evidence(now: Loss, name: str) -> list[Evidence]:
         f"Lower bound over the {len(now.judged)} tensors known to be computed in float16: "
         f"{texts.percent(now.share)} of the elements that should not be zero; the zeros allow {texts.percent(now.bound)}."
     )
-    norm = f"In the tensor that loses most of it, {texts.percent(now.norm_share)} of the L2 norm, estimated."
+    norm = f"In the tensor that loses most of it, at least {texts.percent(now.norm_share)} of the L2 norm."
     worst = f"{name} loses {texts.percent(now.worst_share)} of its elements."
     largest = float(now.judged["max_abs"].max())
     room = f"The largest scaled gradient is {largest:.3g}, float16 ends at 65504; loss scale {texts.power(now.scale)}."

@@ -43,7 +43,8 @@ class Estimate(NamedTuple):
         bound: no more than so many elements can have been lost: `n_zero`; float64.
         share: lost / (lost + elements that are not zero), in [0, 1]; 0 where there is nothing to judge.
         bound_share: bound / (bound + elements that are not zero), in [0, 1].
-        norm_share: L2 norm of the lost elements / L2 norm of all, estimated, in [0, 1].
+        norm_share: L2 norm of the lost elements / L2 norm of all, in [0, 1]; a loose lower bound, since what was
+            lost upstream may have been large (docs/faults/underflow.md).
         shape: index of the fitted distribution, for `share_at`; -1 where none was fitted.
     """
 
