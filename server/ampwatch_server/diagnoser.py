@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -18,13 +19,14 @@ from ampwatch.records import Batch, Event
 from . import tables as t
 from .store import codec
 from .store.blob import pack
-from .store.rows import as_batch
+from .store.rows import as_sent
 
 log = logging.getLogger(__name__)
 
 _KEPT_RUNS: Final = 64
 _REBUILT_SEQ: Final = 2**62  # batches made of chunks are numbered from here: no sender comes this far
 _EVENTS_A_BATCH: Final = 1000
+_TABLES: Final[tuple[Literal["attempts", "tensors"], ...]] = ("attempts", "tensors")
 
 Key = tuple[int, int]
 
@@ -130,14 +132,14 @@ def stored_batches(connection: Connection, run: str) -> Iterator[Batch]:
         t.producers.c.run == run
     )
     for producer_id, producer, rank in connection.execute(query.order_by(t.producers.c.id)).all():
-        seq = _REBUILT_SEQ
+        numbers = itertools.count(_REBUILT_SEQ)
+        header = {"producer": producer, "run": run, "rank": rank}
         for events in _stored_events(connection, producer_id):
-            yield records.pack_events(events, producer=producer, seq=seq, run=run, rank=rank)
-            seq += 1
-        for kind in ("attempts", "tensors"):
+            yield records.pack_events(events, seq=next(numbers), **header)
+        for kind in _TABLES:
             for data in _level_zero(connection, producer_id, kind):
-                yield as_batch(kind, codec.decode(data), producer=producer, seq=seq, run=run, rank=rank)
-                seq += 1
+                for table in as_sent(kind, codec.decode(data)):
+                    yield records.pack_table(kind, table, seq=next(numbers), **header)
 
 
 def _stored_events(connection: Connection, producer_id: int) -> Iterator[list[Event]]:

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from ampwatch.records import MISSING, Array, Table, is_missing, missing
+from ampwatch.stats.layout import HIST_BINS
 
 LABELS: Final = ("step", "time")
 KEYS: Final = ("attempt", "stream", "tensor", "seq", *LABELS)
@@ -110,6 +111,8 @@ def _column(table: Table, name: str) -> Array:
     if name in table:
         return table[name]
     n, part = len(table["attempt"]), name.rpartition(":")[2]
+    if part == "hist":
+        return np.zeros((n, HIST_BINS), np.int64)
     if part in _COUNTS:
         return np.zeros(n, np.int64)
     return np.zeros(n) if part == "sum" else missing(n)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ampwatch import records
-from ampwatch.records import Array, Batch, Table
+from ampwatch.records import FLAG, INT, Array, Batch, Table, is_missing
 
 from .points import concat, select
 from .windows import WINDOW
@@ -59,10 +59,23 @@ def union(tables: Iterable[Table]) -> Table | None:
     return unique(concat(given)) if given else None
 
 
-def as_batch(
-    kind: Literal["attempts", "tensors"], table: Table, *, producer: str, seq: int, run: str, rank: int
-) -> Batch:
-    """A table of the store as a batch again, for whoever reads batches: the columns as they were sent."""
+def as_sent(kind: Literal["attempts", "tensors"], table: Table) -> Iterator[Table]:
+    """Rows of the store as tables that a client could have sent, for whoever reads batches.
+
+    Where batches had different columns, a column is missing in some rows. Integers cannot be missing in a batch:
+    rows that lack one go into a table without it.
+    """
     known = records.COLUMNS[kind]
-    sent = {n: c for n, c in table.items() if n in known or n.startswith(records.LOGGED_PREFIX)}
-    return records.pack_table(kind, sent, producer=producer, seq=seq, run=run, rank=rank)
+    kept = {n: c for n, c in table.items() if n in known or n.startswith(records.LOGGED_PREFIX)}
+    lacking = {
+        n: is_missing(c) for n, c in kept.items() if known.get(n) in (INT, FLAG) and c.dtype.kind == "f"
+    }
+    if "hist" in kept:
+        lacking["hist"] = is_missing(table["lost_share"])
+    if not lacking:
+        yield kept
+        return
+    patterns, place = np.unique(np.stack(list(lacking.values())), axis=1, return_inverse=True)
+    for i, pattern in enumerate(patterns.T):
+        without = {name for name, absent in zip(lacking, pattern, strict=True) if absent}
+        yield select({n: c for n, c in kept.items() if n not in without}, place == i)

@@ -261,16 +261,17 @@ def _described(connection: Connection, run: str) -> dict[str, Any]:
     rows = connection.execute(query).all()
     first = [(row.type, unpack(row.body).get("data", {})) for row in rows if row.producer == rows[0].producer]
     told: dict[str, Any] = next((data for kind, data in first if kind == "run"), {})
-    optimizers = {
-        str(optimizer.get("id")): optimizer
-        for kind, data in first
-        if kind == "optimizers"
-        for optimizer in data.get("optimizers", [])
-    }
+    optimizers = [item for kind, data in first if kind == "optimizers" for item in _items(data, "optimizers")]
     return {
         "world_size": jsonable(told.get("world_size")),
         "config": jsonable(told.get("config", {})),
         "versions": jsonable(told.get("versions", {})),
         "scalers": jsonable([data for kind, data in first if kind == "scaler"]),
-        "optimizers": jsonable(list(optimizers.values())),
+        "optimizers": jsonable(list({str(item.get("id")): item for item in optimizers}.values())),
     }
+
+
+def _items(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects of a list in the data of an event, whatever a client made of it."""
+    given = data.get(name)
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []

@@ -11,11 +11,11 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from ampwatch.records import FORMAT_VERSION, Batch, Table
+from ampwatch.records import FORMAT_VERSION, Batch, Table, pack_table
 from ampwatch_server.tables import inbox, producers
 
-from .points import select
-from .rows import as_batch, by_stream, by_window, union, with_seq
+from .points import concat, select
+from .rows import by_stream, by_window, unique, with_seq
 from .stats import with_lost_share
 
 _CACHED_BYTES: Final = 64 << 20
@@ -59,8 +59,9 @@ class TailReader:
         for seq, digest, folded in connection.execute(query).all():
             table = self._decoded(connection, (producer_id, seq, digest))
             tables.append(select(table, table["attempt"] >= folded))
-        rows = union(tables)
-        return Tail() if rows is None else Tail(dict(by_stream(rows)))
+        if not tables:
+            return Tail()
+        return Tail({stream: unique(rows) for stream, rows in by_stream(concat(tables))})
 
     def _decoded(self, connection: Connection, key: tuple[int, int, str]) -> Table:
         with self._lock:
@@ -119,9 +120,11 @@ def unfolded_batch(row: Row[tuple[object, ...]]) -> Batch:
     batch, folded = batch_of(row), row._mapping["folded"]
     if batch.kind == "events" or folded == 0:
         return batch
-    table = with_seq(batch)
+    table = batch.table()
     rest = select(table, table["attempt"] >= folded)
-    return as_batch(batch.kind, rest, producer=batch.producer, seq=batch.seq, run=batch.run, rank=batch.rank)
+    return pack_table(
+        batch.kind, rest, producer=batch.producer, seq=batch.seq, run=batch.run, rank=batch.rank
+    )
 
 
 def decode(batch: Batch) -> Table:

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+import sent
+
+from ampwatch.errors import SettingsError
+from ampwatch_server.auth import SESSION_S, first_token
+from ampwatch_server.serve import Running, running
+from ampwatch_server.service import Service
+
+
+def test_the_first_token_is_kept_for_its_user_only(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "config" / "ampwatch" / "token"
+    token = first_token(service.auth, path)
+    assert path.read_text() == f"{token}\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first_token(service.auth, path) == token
+    assert service.auth.find(token, "token").scopes == {"read", "write", "admin"}
+
+
+def test_a_token_that_others_can_read_is_refused(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("x" * 43)
+    path.chmod(0o644)
+    with pytest.raises(SettingsError, match=r"has mode 0644: others can read it; chmod 600 it"):
+        first_token(service.auth, path)
+
+
+def test_an_empty_token_file_is_refused(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    with pytest.raises(SettingsError, match="holds no token"):
+        first_token(service.auth, path)
+
+
+def test_only_hashes_are_stored(service: Service) -> None:
+    token = service.auth.issue("token", "ci", ["write"])
+    with service.database.read() as connection:
+        rows = connection.exec_driver_sql("SELECT * FROM tokens").all()
+    assert len(rows) == 1
+    assert token not in repr(rows)
+
+
+def test_a_link_works_once(service: Service) -> None:
+    code = service.auth.issue("link", "printed", ["read"], 10.0)
+    session = service.auth.redeem(code)
+    assert service.auth.find(session, "session").kind == "session"
+    assert service.auth.redeem(code) is None
+
+
+def test_links_and_sessions_end(service: Service, clock: list[float]) -> None:
+    code = service.auth.issue("link", "printed", ["read"], 10.0)
+    session = service.auth.redeem(service.auth.issue("link", "printed", ["read"], 10.0))
+    clock[0] += 11
+    assert service.auth.redeem(code) is None
+    assert service.auth.find(session, "session") is not None
+    clock[0] += SESSION_S
+    assert service.auth.find(session, "session") is None
+
+
+def test_a_link_is_no_token(service: Service) -> None:
+    code = service.auth.issue("link", "printed", ["read"], 10.0)
+    assert service.auth.find(code, "token") is None
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [("read", (200, 403, 403, 403)), ("write", (403, 200, 403, 403)), ("admin", (403, 403, 200, 204))],
+)
+def test_scopes(tmp_path: Path, scope: str, expected: tuple[int, ...]) -> None:
+    path = tmp_path / "a.db"
+    with running(database=str(path)) as server, httpx.Client(base_url=server.url) as client:
+        client.headers["Authorization"] = f"Bearer {server.token}"
+        sent.send(client, sent.attempts(0, 3))
+        scoped = {"Authorization": f"Bearer {scoped_token(path, scope)}"}
+        sent.until(lambda: client.get("/v1/runs", headers=scoped).status_code != 401)
+        found = (
+            client.get("/v1/runs", headers=scoped),
+            sent.post(client, sent.attempts(3, 4, 1), **scoped),
+            client.patch("/v1/runs/r", json={"name": "x"}, headers=scoped),
+            client.delete("/v1/runs/r", headers=scoped),
+        )
+        assert tuple(answer.status_code for answer in found) == expected
+
+
+def scoped_token(path: Path, scope: str) -> str:
+    """What `ampwatch token create` will do beside a running server."""
+    from ampwatch_server.auth import Auth
+    from ampwatch_server.db import Database
+    from ampwatch_server.settings import Settings
+
+    settings = Settings(database=str(path))
+    database = Database(settings.url)
+    token = Auth(database, settings).issue("token", scope, [scope] if scope != "admin" else ["admin"])
+    database.close()
+    return token
+
+
+def test_a_browser_gets_a_cookie_for_the_link(server: Running) -> None:
+    with httpx.Client(follow_redirects=False) as browser:
+        answer = browser.get(server.link)
+        assert (answer.status_code, answer.headers["location"]) == (303, "../")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert browser.get(f"{server.url}/v1/runs").status_code == 200
+        assert browser.get(f"{server.url}/").status_code == 200
+
+
+def test_an_unknown_browser_is_told_what_to_do(server: Running) -> None:
+    for path in ("/", "/run/x", "/docs", "/link/used-up"):
+        answer = httpx.get(f"{server.url}{path}")
+        assert answer.status_code == 401
+        assert "Open the link that the server printed" in answer.text
+
+
+@pytest.mark.parametrize("header", ["Bearer nonsense", "Basic abc", "Bearer", ""])
+def test_an_unknown_program_is_told_what_to_send(server: Running, header: str) -> None:
+    answer = httpx.get(f"{server.url}/v1/runs", headers={"Authorization": header})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "Authorization: Bearer <token>" in answer.json()["detail"]
+
+
+def test_edits_and_deletions_are_written_down(service: Service) -> None:
+    grant = service.auth.find(service.auth.issue("token", "ci", ["admin"]), "token")
+    service.database.write(lambda c: service.auth.note(c, grant, "delete", "r"))
+    with service.database.read() as connection:
+        rows = connection.exec_driver_sql("SELECT who, action, subject FROM audit").all()
+    assert [tuple(row) for row in rows] == [("token ci 1", "delete", "r")]

@@ -1,0 +1,135 @@
+"""docs/rest.md, the routes and the schemas say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sent
+from pydantic import TypeAdapter
+
+from ampwatch.records import Event
+from ampwatch_server import schemas
+
+REST = Path(__file__).parents[2] / "docs" / "rest.md"
+FIGURES = "/v1/runs/{run}/figures/"
+
+
+def documented() -> set[tuple[str, str]]:
+    """Method and path of every row of the table in docs/rest.md."""
+    rows = [
+        line.split(" | ")[0].strip("| ") for line in REST.read_text().splitlines() if line.startswith("| `")
+    ]
+    found = set()
+    for cell in rows:
+        for entry in re.findall(r"`([^`]+)`", cell):
+            method, _, path = entry.rpartition(" ")
+            path = path.split("?")[0].replace("\\|", "|").replace("{id}", "{tensor}")
+            operations = path in ("/metrics", "/healthz", "/readyz")
+            found.add((method or "GET", path if operations else f"/v1{path}"))
+    return found
+
+
+def served(client: httpx.Client) -> set[tuple[str, str]]:
+    paths = client.get("/openapi.json").json()["paths"]
+    return {(method.upper(), path) for path, methods in paths.items() for method in methods}
+
+
+def test_every_endpoint_is_documented_and_there(client: httpx.Client) -> None:
+    figures = {("GET", f"{FIGURES}{name}") for name in ("timeline", "heatmap", "histogram")}
+    template = {entry for entry in documented() if "figures" in entry[1]}
+    assert len(template) == 1
+    assert documented() - template | figures == served(client)
+
+
+def test_every_endpoint_below_v1_wants_a_token(client: httpx.Client) -> None:
+    for method, path in served(client):
+        concrete = path.replace("{run}", "r").replace("{tensor}", "0")
+        answer = httpx.request(method, f"{client.base_url}{concrete.lstrip('/')}")
+        assert answer.status_code == (200 if path in ("/healthz", "/readyz") else 401), (method, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/v1/runs", schemas.RunPage),
+        ("/v1/runs/r", schemas.Run),
+        ("/v1/runs/r/series?names=loss,scale&points=2", schemas.Series),
+        ("/v1/runs/r/events", schemas.EventPage),
+        ("/v1/runs/r/tensors", schemas.TensorPage),
+        ("/v1/runs/r/tensors/0/series", schemas.Series),
+        ("/v1/runs/r/tensors/0/histograms", schemas.Histograms),
+        ("/v1/runs/r/heatmap", schemas.Heatmap),
+        ("/v1/runs/r/findings", schemas.Findings),
+        ("/v1/runs/r/figures/timeline", schemas.Figure),
+        ("/v1/runs/r/figures/heatmap?theme=dark", schemas.Figure),
+        ("/v1/runs/r/figures/histogram?tensor=0", schemas.Figure),
+    ],
+)
+def test_answers_are_what_their_schema_says(filled: httpx.Client, path: str, model: Any) -> None:
+    answer = filled.get(path)
+    assert answer.status_code == 200
+    TypeAdapter(model).validate_json(answer.content, strict=True)
+
+
+@pytest.fixture
+def filled(client: httpx.Client) -> httpx.Client:
+    run = Event("run", 1.0, data={"name": "n", "world_size": 1})
+    loss = {"loss": [float("nan")] * 30, "found_inf": [1] * 30, "skipped": [1] * 30}
+    sent.send(
+        client,
+        sent.events(run, *sent.named("a")),
+        sent.attempts(0, 30, 1, **loss),
+        sent.tensors([0, 25], [0, 0], 2),
+    )
+    sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 30)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/runs/x", (404, None)),
+        ("/v1/runs/x/series", (404, None)),
+        ("/v1/runs/x/events", (404, None)),
+        ("/v1/runs/x/tensors", (404, None)),
+        ("/v1/runs/x/tensors/0/series", (404, None)),
+        ("/v1/runs/x/tensors/0/histograms", (404, None)),
+        ("/v1/runs/x/heatmap", (404, None)),
+        ("/v1/runs/x/findings", (404, None)),
+        ("/v1/runs/x/figures/timeline", (404, None)),
+        ("/v1/runs/x/figures/heatmap", (404, None)),
+        ("/v1/runs/x/figures/histogram?tensor=0", (404, None)),
+        ("/v1/runs/r/tensors/77/series", (404, None)),
+        ("/v1/runs?order=age", (422, "order")),
+        ("/v1/runs?limit=0", (422, "limit")),
+        ("/v1/runs?cursor=x", (422, "cursor")),
+        ("/v1/runs?status=dead", (422, "status")),
+        ("/v1/runs/r/series?names=", (422, "names")),
+        ("/v1/runs/r/series?names=loss&points=0", (422, "points")),
+        ("/v1/runs/r/series?names=loss&from=-1", (422, "from")),
+        ("/v1/runs/r/heatmap?stat=x", (422, "stat")),
+        ("/v1/runs/r/tensors/x/series", (422, "tensor")),
+        ("/v1/runs/r/figures/timeline?theme=pink", (422, "theme")),
+    ],
+)
+def test_bad_requests_get_a_problem_that_names_the_field(
+    filled: httpx.Client, path: str, expected: tuple
+) -> None:
+    answer = filled.get(path)
+    assert answer.headers["content-type"] == "application/problem+json"
+    schemas.Problem.model_validate_json(answer.content)
+    assert (answer.status_code, answer.json().get("field")) == expected
+
+
+def test_patch_and_delete(filled: httpx.Client) -> None:
+    edited = filled.patch("/v1/runs/r", json={"name": "mine", "tags": ["x"]}).json()
+    assert (edited["name"], edited["tags"]) == ("mine", ["x"])
+    assert filled.patch("/v1/runs/r", json={"nam": "x"}).json()["field"] == "nam"
+    assert filled.patch("/v1/runs/x", json={"name": "x"}).status_code == 404
+    assert filled.delete("/v1/runs/r").status_code == 204
+    assert filled.delete("/v1/runs/r").status_code == 404
+    assert filled.get("/v1/runs").json() == {"items": [], "next": None}

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+
+import pytest
+import sent
+
+from ampwatch.diagnosis.engine import Diagnosis
+from ampwatch.records import Batch, Event
+from ampwatch_server.diagnoser import stored_batches
+from ampwatch_server.serve import running
+from ampwatch_server.service import Service
+from ampwatch_server.store.runs import findings_of
+
+
+def overflowing() -> list[Batch]:
+    """Twelve attempts whose loss is NaN: nothing is ever learned."""
+    n = 12
+    scale = [65536.0 / 2**i for i in range(n)]
+    columns = {"loss": [math.nan] * n, "found_inf": [1] * n, "skipped": [1] * n, "scale": scale}
+    return [sent.events(Event("run", 1.0, data={"name": "x"})), sent.attempts(0, n, 1, **columns)]
+
+
+def found(service: Service) -> dict[str, object]:
+    with service.database.read() as connection:
+        return findings_of(connection, "r")
+
+
+def test_findings_are_those_of_the_engine(service: Service) -> None:
+    sent.store(service, *overflowing())
+    engine = Diagnosis.from_batches(overflowing())
+    answer = found(service)
+    assert answer["verdict"] == engine.verdict().as_dict()
+    assert [f["key"] for f in answer["findings"]] == [f.key for f in engine.findings()]
+    assert answer["verdict"]["word"] == "failing"
+
+
+def test_a_server_that_takes_over_comes_to_the_same_findings(service: Service, clock: list[float]) -> None:
+    sent.store(service, *overflowing(), sent.attempts(12, 1500, 2))
+    clock[0] += service.settings.lease_s + 1
+    other = Service(service.settings, Diagnosis)
+    last = [sent.attempts(1500, 1600, 3), sent.tensors([0, 25], [0, 0], 4)]
+    sent.store(other, *last)
+    engine = Diagnosis.from_batches([*overflowing(), sent.attempts(12, 1500, 2), *last])
+    assert found(other)["verdict"] == engine.verdict().as_dict()
+    assert [f["key"] for f in found(other)["findings"]] == [f.key for f in engine.findings()]
+    other.database.close()
+
+
+def test_what_lies_in_chunks_is_given_back_as_it_was_sent(service: Service) -> None:
+    batches = [
+        sent.attempts(0, 1024, 0),
+        sent.tensors([0, 25], [0, 0], 1),
+        sent.events(Event("finish", 1.0), seq=2),
+    ]
+    sent.store(service, *batches)
+    with service.database.read() as connection:
+        back = {batch.kind: batch for batch in stored_batches(connection, "r")}
+    assert back["events"].events() == batches[2].events()
+    for batch in batches[:2]:
+        columns = {name: column.tolist() for name, column in batch.table().items()}
+        given = {name: column.tolist() for name, column in back[batch.kind].table().items()}
+        assert {name: given[name] for name in columns} == columns
+
+
+class Broken(sent.NoDiagnosis):
+    def add(self, batch: Batch) -> None:
+        raise ValueError("a bug in the engine")
+
+
+def test_a_bug_in_the_engine_stops_nothing_else(
+    database: str, connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(database=database, engine=Broken) as server, connect(server) as client:
+        sent.send(client, sent.attempts(0, 3, 0))
+        sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
+        sent.send(client, sent.attempts(3, 5, 1))
+        sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 5)
+        assert client.get("/v1/runs/r/findings").json()["verdict"]["word"] == "no data"
+    assert [r.levelno for r in caplog.records if "diagnosis of a run failed" in r.message] == [logging.ERROR]
+
+
+def test_a_finding_is_visible_within_two_seconds(tmp_path: Path, connect) -> None:
+    with running(database=str(tmp_path / "a.db")) as server, connect(server) as client:
+        sent.send(client, *overflowing())
+        sent_at = time.monotonic()
+        sent.until(lambda: client.get("/v1/runs/r/findings").json()["verdict"]["word"] == "failing")
+        assert time.monotonic() - sent_at < 2

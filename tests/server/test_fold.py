@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import sent
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampwatch.records import Event
+from ampwatch_server import tables as t
+from ampwatch_server.lease import Lease, LeaseLost
+from ampwatch_server.service import Service
+from ampwatch_server.settings import Settings
+from ampwatch_server.store.series import Range, read_series
+
+WINDOW = 1024
+
+
+def series(service: Service, first: int = 0, last: int | None = None, points: int = 600) -> dict[str, object]:
+    with service.database.read() as connection:
+        asked = Range(first, last, points)
+        return read_series(connection, service.tails, "r", ["loss"], asked, rank=None, stream=None)
+
+
+def places(service: Service) -> list[tuple[int, int, int]]:
+    return sorted(place[2:] for place in sent.all_chunks(service))
+
+
+def inbox_size(service: Service) -> int:
+    with service.database.read() as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(t.inbox)).scalar_one()
+
+
+def test_a_window_is_folded_once_its_producer_has_gone_past_it(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 1000, 0))
+    assert (places(service), inbox_size(service)) == ([], 1)
+    sent.store(service, sent.attempts(1000, 1030, 1))
+    assert (places(service), inbox_size(service)) == ([(0, 0, 0)], 1)
+    assert sent.all_chunks(service)[sent.P, "attempts", 0, 0, 0]["attempt"] == list(range(1024))
+
+
+def test_the_end_of_a_producer_folds_its_last_window(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 10, 0), sent.events(Event("finish", 1.0), seq=1))
+    assert (places(service), inbox_size(service)) == ([(0, 0, 0)], 0)
+
+
+def test_silence_folds_the_last_window(service: Service, clock: list[float]) -> None:
+    sent.store(service, sent.attempts(0, 10, 0))
+    clock[0] += 61
+    service.compactor.process("r", idle=True)
+    assert (places(service), inbox_size(service)) == ([(0, 0, 0)], 0)
+
+
+def test_sixteen_windows_make_one_of_the_level_above(service: Service) -> None:
+    loss = np.zeros(17 * WINDOW)
+    loss[[5000, 5001, 9000]] = math.inf, math.nan, 1e6
+    sent.store(service, sent.attempts(0, 17 * WINDOW, 0, loss=loss))
+    assert [place for place in places(service) if place[1]] == [(0, 1, 0)]
+    chunk = sent.all_chunks(service)[sent.P, "attempts", 0, 1, 0]
+    assert len(chunk["attempt"]) == 1024
+    at = 5000 // 16
+    assert [chunk[f"loss:{part}"][at] for part in ("count", "pinf", "nan", "max")] == [14, 1, 1, 0.0]
+    assert chunk["loss:max"][9000 // 16] == 1e6
+
+
+def test_a_spike_shows_in_every_plot(service: Service) -> None:
+    loss = np.ones(20 * WINDOW)
+    loss[12_345] = 7e4
+    sent.store(service, sent.attempts(0, 20 * WINDOW, 0, loss=loss))
+    for points in (1, 7, 100, 600, 5000):
+        assert max(series(service, points=points)["streams"][0]["series"]["loss"]["max"]) == 7e4
+
+
+def test_reads_are_the_same_before_and_after_folding(service: Service) -> None:
+    sent.store(service, *(sent.attempts(i * 700, (i + 1) * 700, i) for i in range(30)), fold=False)
+    asked = [(0, None, 600), (0, None, 50), (999, 5000, 600), (3000, 20_000, 11), (20_990, None, 600)]
+    before = [series(service, *a) for a in asked]
+    service.compactor.process("r")
+    after = [series(service, *a) for a in asked]
+    assert len(sent.all_chunks(service)) == 21
+    assert after == before
+
+
+def test_a_late_batch_is_seen_at_once_and_merged_into_its_chunks(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 5000, 0), sent.attempts(5010, 20_000, 2))
+    loss = np.full(10, 1e6)
+    sent.store(service, sent.attempts(5000, 5010, 1, loss=loss), fold=False)
+    waiting = series(service, points=20)
+    assert max(waiting["streams"][0]["series"]["loss"]["max"]) == 1e6
+    service.compactor.process("r")
+    assert series(service, points=20) == waiting
+    assert sent.all_chunks(service)[sent.P, "attempts", 0, 1, 0]["loss:max"][5000 // 16] == 1e6
+
+
+def test_streams_have_chunks_of_their_own(service: Service) -> None:
+    sent.store(
+        service,
+        sent.attempts(0, 3000, 0, every=2),
+        sent.attempts(1, 3000, 1, every=2, stream=1),
+    )
+    assert places(service) == [(0, 0, 0), (0, 0, 1024), (1, 0, 0), (1, 0, 1024)]
+    found = series(service, last=5)["streams"]
+    assert [(s["stream"], s["attempt"]) for s in found] == [(0, [0, 2, 4]), (1, [1, 3, 5])]
+
+
+def test_work_under_a_lost_lease_is_rolled_back(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 10, 0))
+    thief = Lease("r", "thief", service.settings)
+    assert not service.database.write(thief.acquire)
+    mine = Lease("r", "nobody", service.settings)
+    with pytest.raises(LeaseLost, match="run r: another server has taken it over, or it was deleted"):
+        service.database.write(mine.assert_held)
+
+
+def test_a_lease_that_ran_out_goes_to_the_next(service: Service, clock: list[float]) -> None:
+    sent.store(service, sent.attempts(0, 10, 0))
+    clock[0] += service.settings.lease_s + 1
+    assert service.database.write(Lease("r", "next", service.settings).acquire)
+
+
+def scrambled(seed: int) -> list[sent.Batch]:
+    """18,000 attempts of two streams in uneven, overlapping batches; rows that overlap say different things."""
+    rng = random.Random(seed)
+    batches, first = [], 0
+    while first < 18_000:
+        end = first + rng.choice((1, 30, 900, 2500))
+        loss = np.arange(first, end) % 7 + len(batches) / 1000
+        batches.append(sent.attempts(first, end, len(batches), stream=len(batches) % 2, loss=loss))
+        first = max(first + 1, end - rng.choice((0, 0, 5, 400)))
+    return [*batches, sent.events(Event("finish", 1.0), seq=len(batches))]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 3), st.randoms(use_true_random=False))
+def test_any_order_and_repetition_end_in_the_same_chunks(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, order: random.Random
+) -> None:
+    batches = scrambled(seed)
+    straight = new_service(tmp_path_factory)
+    sent.store(straight, *batches)
+    shuffled = new_service(tmp_path_factory)
+    again = [*batches, *order.choices(batches, k=5)]
+    order.shuffle(again)
+    while again:  # in parts, with a pass of the compactor after each
+        size = order.randint(1, 12)
+        sent.store(shuffled, *again[:size])
+        again = again[size:]
+    assert sent.all_chunks(shuffled) == sent.all_chunks(straight)
+    assert series(shuffled, points=37) == series(straight, points=37)
+    straight.database.close()
+    shuffled.database.close()
+
+
+def new_service(folders: pytest.TempPathFactory) -> Service:
+    path = folders.mktemp("db") / "ampwatch.db"
+    return Service(Settings(database=str(path), clock=lambda: 1e6), sent.NoDiagnosis)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import sent
+import sqlalchemy as sa
+
+from ampwatch_server import tables as t
+from ampwatch_server.inbox import Conflict, Inbox, Overloaded, Stored
+from ampwatch_server.limits import check
+from ampwatch_server.service import Service
+from ampwatch_server.store.runs import get_run
+
+
+def append(service: Service, batch: sent.Batch) -> Stored:
+    return service.inbox.append(batch, check(batch)).result()
+
+
+def producer(service: Service) -> dict[str, object]:
+    with service.database.read() as connection:
+        return get_run(connection, service.settings, "r")["producers"][0]
+
+
+def test_a_batch_is_stored_once(service: Service) -> None:
+    batch = sent.attempts(0, 5, seq=0)
+    assert append(service, batch) == Stored(new=True)
+    assert append(service, batch) == Stored(new=False)
+    service.compactor.process("r")
+    assert append(service, batch) == Stored(new=False)  # also once it is folded
+    with service.database.read() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(t.receipts)).scalar() == 1
+
+
+def test_a_batch_sent_twice_in_one_commit_is_stored_once(service: Service) -> None:
+    gate = threading.Event()
+    service.database.submit(lambda _: gate.wait())
+    batch = sent.attempts(0, 5)
+    futures = [service.inbox.append(batch, check(batch)) for _ in range(3)]
+    gate.set()
+    assert [future.result().new for future in futures] == [True, False, False]
+
+
+def test_batches_that_wait_for_the_writer_share_a_commit(service: Service) -> None:
+    commits: list[set[str]] = []
+    inbox = Inbox(service.database, service.settings, commits.append)
+    gate = threading.Event()
+    service.database.submit(lambda _: gate.wait())
+    batches = [
+        sent.attempts(0, 5, seq, run=run, producer=p) for seq, run, p in ((0, "r", sent.P), (0, "s", sent.Q))
+    ]
+    futures = [inbox.append(batch, check(batch)) for batch in batches]
+    gate.set()
+    assert [future.result().new for future in futures] == [True, True]
+    service.database.write(lambda _: None)
+    assert commits == [{"r", "s"}]
+
+
+def test_the_same_key_with_another_digest_is_a_conflict(service: Service) -> None:
+    append(service, sent.attempts(0, 5, seq=3))
+    with pytest.raises(
+        Conflict, match=r"has sent another batch with seq 3 \(digest [0-9a-f]{32}, this one has"
+    ):
+        append(service, sent.attempts(0, 6, seq=3))
+
+
+def test_a_producer_belongs_to_one_run_and_rank(service: Service) -> None:
+    append(service, sent.attempts(0, 5, seq=0))
+    with pytest.raises(Conflict, match="is rank 0 of run r, not rank 0 of run other"):
+        append(service, sent.attempts(5, 9, seq=1, run="other"))
+
+
+def test_gaps_are_shown(service: Service) -> None:
+    sent.store(service, *(sent.attempts(i, i + 1, seq=i) for i in (2, 3, 6)))
+    found = producer(service)
+    assert (found["last_seq"], found["missing"]) == (6, [0, 1, 4, 5])
+    sent.store(service, *(sent.attempts(i, i + 1, seq=i) for i in (0, 1, 4, 5)))
+    assert producer(service)["missing"] == []
+
+
+def test_too_much_that_waits_is_sent_back(service: Service) -> None:
+    inbox = Inbox(service.database, replace(service.settings, max_pending_bytes=100), lambda _: None)
+    batch = sent.attempts(0, 5)
+    with pytest.raises(Overloaded):
+        inbox.append(batch, check(batch))
+
+
+def test_a_table_without_rows_is_stored_and_folded(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 0))
+    with service.database.read() as connection:
+        assert connection.execute(sa.select(t.inbox)).all() == []
+    assert producer(service)["attempts"] == 0

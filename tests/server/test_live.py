@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import sent
+
+from ampwatch_server.live import is_news
+from ampwatch_server.serve import running
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, object]]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_watcher_is_told_what_is_and_what_changes(client: httpx.Client) -> None:
+    sent.send(client, sent.attempts(0, 3, 0))
+    sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
+    with client.stream("GET", "/v1/live?run=r") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        told = events(response)
+        assert next(told)["attempts"] == 3
+        sent.send(client, sent.attempts(3, 5, 1))
+        state = next(state for state in told if state["attempts"] == 5)
+    assert state["cursor"] == {sent.P: 1}
+    assert (state["run"], state["scale"], state["status"]) == ("r", 65536.0, "live")
+    assert state["verdict"]["word"] == "healthy"
+
+
+def test_a_watcher_of_one_run_hears_of_no_other(client: httpx.Client) -> None:
+    sent.send(client, sent.attempts(0, 3, 0))
+    with client.stream("GET", "/v1/live?run=r") as response:
+        told = events(response)
+        next(told)
+        sent.send(client, sent.attempts(0, 3, 0, run="other", producer=sent.Q), sent.attempts(3, 5, 1))
+        assert next(state for state in told if state["attempts"] == 5)["run"] == "r"
+
+
+def test_a_cursor_leaves_out_what_was_seen(client: httpx.Client) -> None:
+    sent.send(client, sent.attempts(0, 3, 0))
+    sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
+    seen = json.dumps({sent.P: 0})
+    for given in ({"params": {"cursor": seen}}, {"headers": {"Last-Event-ID": seen}}):
+        with client.stream("GET", "/v1/live", **given) as response:
+            sent.send(client, sent.attempts(3, 5, 1))
+            assert next(s for s in events(response) if s["attempts"] == 5)["cursor"] == {sent.P: 1}
+        client.delete("/v1/runs/r")
+        sent.send(client, sent.attempts(0, 3, 0))
+        sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
+
+
+def test_is_news() -> None:
+    state = {"cursor": {"a": 3, "b": 1}}
+    assert is_news(state, {})
+    assert is_news(state, {"a": 3})
+    assert not is_news(state, {"a": 3, "b": 5, "c": 0})
+
+
+def test_bad_requests_are_answered_before_the_stream_begins(client: httpx.Client) -> None:
+    assert client.get("/v1/live?run=x").status_code == 404
+    answer = client.get("/v1/live?cursor=[1]")
+    assert (answer.status_code, answer.json()["field"]) == (422, "cursor")
+
+
+def test_an_open_stream_does_not_hold_the_server(tmp_path: Path, connect) -> None:
+    with running(database=str(tmp_path / "a.db")) as server:
+        client = connect(server)
+        response = client.send(client.build_request("GET", "/v1/live"), stream=True)
+        assert next(response.iter_lines()) == ": connected"
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < 3
+    assert list(response.iter_lines()) == [""]
+    response.close()
+    client.close()
+
+
+def test_next_batch_comes_soon_while_someone_watches(client: httpx.Client) -> None:
+    assert sent.post(client, sent.attempts(0, 3, 0)).json()["next_batch_s"] == 1.0

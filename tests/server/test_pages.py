@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+
+@pytest.mark.parametrize("path", ["/", "/run/any", "/docs"])
+def test_every_file_a_page_asks_for_is_there_and_relative(client: httpx.Client, path: str) -> None:
+    page = client.get(path)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    asked = re.findall(r'(?:src|href)="([^"#]+)"', page.text)
+    assert asked
+    for reference in asked:
+        assert not reference.startswith(("/", "http"))
+        assert (
+            client.get(httpx.URL(f"{client.base_url}{path.lstrip('/')}").join(reference)).status_code == 200
+        )
+
+
+def test_assets_are_kept_and_not_sent_twice(client: httpx.Client) -> None:
+    first = client.get("/assets/plotly.min.js")
+    assert first.headers["cache-control"] == "max-age=86400"
+    again = client.get("/assets/plotly.min.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/assets/passwd").status_code == 404
+
+
+def test_static_files_are_asked_for_again(client: httpx.Client) -> None:
+    first = client.get("/static/base.css")
+    assert first.headers["cache-control"] == "no-cache"
+    assert client.get("/static/base.css", headers={"If-None-Match": first.headers["etag"]}).status_code == 304
+
+
+def test_health_needs_no_token_and_metrics_do(client: httpx.Client) -> None:
+    base = str(client.base_url)
+    assert httpx.get(f"{base}/healthz").text == "ok\n"
+    assert httpx.get(f"{base}/readyz").text == "ok\n"
+    assert httpx.get(f"{base}/metrics").status_code == 401
+    assert "ampwatch_inbox_batches 0" in client.get("/metrics").text

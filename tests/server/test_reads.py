@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import sent
+
+from ampwatch import records
+from ampwatch.errors import RunNotFound
+from ampwatch.records import MISSING, Event
+from ampwatch_server.diagnoser import stored_batches
+from ampwatch_server.service import Service
+from ampwatch_server.store import events, tensors
+from ampwatch_server.store.series import Range, read_series, read_tensor_series
+
+
+def series(
+    service: Service, names: list[str], asked: Range = Range(), **given: int | None
+) -> dict[str, object]:
+    chosen = {"rank": None, "stream": None} | given
+    with service.database.read() as connection:
+        return read_series(connection, service.tails, "r", names, asked, **chosen)
+
+
+def heatmap(service: Service, stat: str, columns: int = 200, rows: int | None = None) -> dict[str, object]:
+    with service.database.read() as connection:
+        asked = Range(0, None, columns)
+        return tensors.read_heatmap(connection, service.tails, "r", stat, asked, rank=None, rows=rows)
+
+
+def test_each_attempt_is_shown_as_it_was(service: Service) -> None:
+    loss = [1.5, math.nan, math.inf, -math.inf, MISSING]
+    sent.store(service, sent.attempts(0, 5, loss=loss))
+    assert series(service, ["loss"])["streams"] == [
+        {
+            "rank": 0,
+            "producer": sent.P,
+            "stream": 0,
+            "stride": 1,
+            "attempt": [0, 1, 2, 3, 4],
+            "step": [1, 2, 3, 4, 5],
+            "time": [1000.0, 1001.0, 1002.0, 1003.0, 1004.0],
+            "series": {
+                "loss": {
+                    "min": [1.5, "NaN", "Infinity", "-Infinity", None],
+                    "max": [1.5, "NaN", "Infinity", "-Infinity", None],
+                    "mean": [1.5, "NaN", "Infinity", "-Infinity", None],
+                    "count": [1, 0, 0, 0, 0],
+                    "nan": [0, 1, 0, 0, 0],
+                    "inf": [0, 0, 1, 1, 0],
+                }
+            },
+        }
+    ]
+
+
+def test_points_cover_several_attempts(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 8, loss=[1.0, 3.0, math.nan, math.inf, 5.0, 5.0, 5.0, 9.0]))
+    found = series(service, ["loss"], Range(0, None, 2))["streams"][0]
+    assert (found["stride"], found["attempt"], found["step"]) == (4, [0, 4], [1, 5])
+    assert found["series"]["loss"] == {
+        "min": [1.0, 5.0],
+        "max": [3.0, 9.0],
+        "mean": [2.0, 6.0],
+        "count": [2, 4],
+        "nan": [1, 0],
+        "inf": [1, 0],
+    }
+
+
+def test_a_column_that_was_not_sent_is_missing(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 2, 0), sent.attempts(2, 4, 1, **{"log.reward": [7.0, 8.0]}))
+    found = series(service, ["log.reward", "norm"])["streams"][0]["series"]
+    assert found["log.reward"]["mean"] == [None, None, 7.0, 8.0]
+    assert found["norm"]["mean"] == [None] * 4
+
+
+def test_range_rank_and_stream_choose(service: Service) -> None:
+    sent.store(
+        service,
+        sent.attempts(0, 10, 0),
+        sent.attempts(0, 10, 1, stream=1),
+        sent.attempts(0, 10, 0, producer=sent.Q, rank=1),
+    )
+    found = series(service, ["loss"], Range(3, 4))["streams"]
+    assert [(s["rank"], s["stream"], s["attempt"]) for s in found] == [
+        (0, 0, [3, 4]),
+        (0, 1, [3, 4]),
+        (1, 0, [3, 4]),
+    ]
+    assert len(series(service, ["loss"], rank=1)["streams"]) == 1
+    assert len(series(service, ["loss"], stream=1)["streams"]) == 1
+    assert series(service, ["loss"], Range(50, None))["streams"] == []
+
+
+def test_heatmap_by_hand(service: Service) -> None:
+    sent.store(
+        service,
+        sent.events(*sent.named("a", "b")),
+        sent.attempts(0, 60, 1),
+        sent.tensors([0, 0, 25, 25, 50], [0, 1, 0, 1, 0], 2, n_inf=[0, 0, 0, 3, 0]),
+    )
+    norm = heatmap(service, "norm")
+    assert [tensor["name"] for tensor in norm["tensors"]] == ["a", "b"]
+    assert (norm["attempt"], norm["step"], norm["unit"]) == ([0, 25, 50], [1, 26, 51], "L2 norm")
+    assert norm["values"] == [[2.0, 2.0, 2.0], [2.0, None, None]]
+    assert heatmap(service, "headroom_log2")["values"] == [[3.0, 3.0, 3.0], [3.0, None, None]]
+    assert heatmap(service, "zero_share")["values"] == [[0.1, 0.1, 0.1], [0.1, 0.1, None]]
+    assert heatmap(service, "subnormal_share")["values"] == [[0.2, 0.2, 0.2], [0.2, 0.2, None]]
+    assert heatmap(service, "nonfinite")["values"] == [[0.0, 0.0, 0.0], [0.0, 3.0, None]]
+
+
+@pytest.mark.parametrize(("origin", "shown"), [("float16", 3.0), ("bfloat16", None), ("unknown", None)])
+def test_headroom_is_judged_on_float16_born_tensors_only(
+    service: Service, origin: str, shown: float | None
+) -> None:
+    sent.store(service, sent.events(*sent.named("a", origin=origin)), sent.tensors([0], [0], 1))
+    assert heatmap(service, "headroom_log2")["values"] == [[shown]]
+
+
+def test_a_column_shows_its_worst_and_rows_the_worst_tensors(service: Service) -> None:
+    worst = np.array([9.0, 1.0, 4.0, 1.0]) ** 2
+    sent.store(
+        service,
+        sent.events(*sent.named("a", "b")),
+        sent.tensors([0, 0, 1, 1], [0, 1, 0, 1], 1, sum_sq=16 * worst),
+    )
+    assert heatmap(service, "norm", columns=1)["values"] == [[9.0], [1.0]]
+    assert [tensor["name"] for tensor in heatmap(service, "norm", rows=1)["tensors"]] == ["a"]
+
+
+def test_a_rolled_up_heatmap_is_that_of_the_rows(service: Service) -> None:
+    at = list(range(0, 20_000, 25))
+    sum_sq = 16 * (np.arange(len(at)) % 50) ** 2.0
+    batch = sent.tensors(at, [0] * len(at), 1, sum_sq=sum_sq)
+    sent.store(service, sent.events(*sent.named("a")), batch, fold=False)
+    before = [heatmap(service, stat, columns=20) for stat in ("norm", "lost_share")]
+    service.compactor.process("r")
+    assert [p[3] for p in sent.all_chunks(service)].count(1) == 1
+    for old, new in zip(
+        before, [heatmap(service, s, columns=20) for s in ("norm", "lost_share")], strict=True
+    ):
+        assert new["attempt"] == old["attempt"]
+        np.testing.assert_allclose(new["values"], [[None or v for v in row] for row in new["values"]])
+    assert max(heatmap(service, "norm", columns=20)["values"][0]) == 49.0
+
+
+def test_histograms(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 60, 0), sent.tensors([0, 25], [3, 3], 1))
+    with service.database.read() as connection:
+        found = tensors.read_histograms(connection, service.tails, "r", 3, Range())
+        summed = tensors.read_histograms(connection, service.tails, "r", 3, Range(points=1))
+    assert (found["bins_log2"][0], found["bins_log2"][-1]) == (-48, 15)
+    assert (found["attempt"], found["step"], found["scale"]) == ([0, 25], [1, 26], [4.0, 4.0])
+    assert [row[40] for row in found["hist"]] == [90, 90]
+    assert [row[40] for row in summed["hist"]] == [180]
+
+
+def test_series_of_a_tensor(service: Service) -> None:
+    sent.store(
+        service, sent.attempts(0, 60, 0), sent.tensors([0, 0, 25], [3, 4, 3], 1, max_abs=[1, 2, math.inf])
+    )
+    with service.database.read() as connection:
+        found = read_tensor_series(connection, service.tails, "r", 3, ["norm", "max_abs"], Range())
+        with pytest.raises(RunNotFound, match="run 'r' has no tensor 9"):
+            read_tensor_series(connection, service.tails, "r", 9, ["norm"], Range())
+    stream = found["streams"][0]
+    assert (stream["attempt"], stream["step"], stream["time"]) == ([0, 25], [1, 26], [1000.0, 1025.0])
+    assert stream["series"]["norm"]["mean"] == [2.0, 2.0]
+    assert stream["series"]["max_abs"]["max"] == [1.0, "Infinity"]
+
+
+def test_events_page_by_page(service: Service) -> None:
+    given = [Event("growth", float(i), attempt=i, data={"scale": 2.0**i}) for i in range(5)]
+    sent.store(service, sent.events(*given), sent.events(Event("skip", 2.5, attempt=2), seq=1))
+    seen, cursor = [], None
+    with service.database.read() as connection:
+        while True:
+            chosen = {"types": ["growth"], "first": 1, "last": None, "rank": 0}
+            page = events.list_events(connection, "r", cursor=cursor, limit=3, **chosen)
+            seen += [event["attempt"] for event in page["items"]]
+            if (cursor := page["next"]) is None:
+                break
+    assert seen == [1, 2, 3, 4]
+
+
+def test_an_event_keeps_what_json_cannot_write(service: Service) -> None:
+    data = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": MISSING, "\x00": "\x00", "e": b"\x01"}
+    sent.store(service, sent.events(Event("skip", math.nan, attempt=2**62, data=data)))
+    with service.database.read() as connection:
+        chosen = {"types": [], "first": None, "last": None, "rank": None}
+        event = events.list_events(connection, "r", cursor=None, limit=3, **chosen)["items"][0]
+    assert event["time"] == "NaN"
+    assert event["data"] == {
+        "a": "NaN",
+        "b": ["Infinity", {"c": "-Infinity"}],
+        "d": None,
+        "\x00": "\x00",
+        "e": "AQ==",
+    }
+
+
+def test_batches_with_different_columns_meet_in_one_chunk(service: Service) -> None:
+    plain = {"attempt": [25], "tensor": [0], "scale": [4.0], "numel": [100]}
+    bare = records.pack_table("tensors", plain, **sent.key(1))
+    sent.store(service, sent.tensors([0], [0], 0), bare, sent.attempts(0, 3000, 2))
+    assert heatmap(service, "norm")["values"] == [[2.0, None]]
+    assert heatmap(service, "nonfinite")["values"] == [[0.0, None]]
+    with service.database.read() as connection:
+        back = [set(b.table()) for b in stored_batches(connection, "r") if b.kind == "tensors"]
+    full = {*sent.tensors([0], [0]).table(), "stream"}
+    assert back == [full, full - {"n_inf", "n_nan", "n_zero", "n_subnormal", "hist"}]  # reals can be missing

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import sent
+
+from ampwatch import spool
+from ampwatch.errors import AmpwatchError, SettingsError
+from ampwatch.records import Event
+from ampwatch_server.serve import running, serve
+from ampwatch_server.service import Service
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from ampwatch_server.serve import serve
+serve(directory=Path(sys.argv[1]), port=0, ready=lambda link: print(link, flush=True))
+"""
+
+
+def test_a_port_in_use_says_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AmpwatchError, match=rf"port {port} of 127.0.0.1 is in use.*--port {port + 1}"):
+            serve(port=port, database=str(tmp_path / "a.db"))
+    assert not (tmp_path / "a.db").exists()
+
+
+def test_a_host_that_is_none_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="host: 'no such host' is not an address"):
+        serve(host="no such host", port=0, database=str(tmp_path / "a.db"))
+
+
+def written(directory: Path) -> None:
+    writer = spool.SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)
+    writer.write([sent.events(Event("run", 1.0, data={"name": "n"})), sent.attempts(0, 3, 1)])
+    writer.close()
+
+
+def files(directory: Path) -> dict[str, tuple[float, bytes]]:
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime, path.read_bytes()) for path in found}
+
+
+def test_a_directory_is_followed_and_never_changed(tmp_path: Path, connect) -> None:
+    directory = tmp_path / "runs"
+    written(directory)
+    before = files(directory)
+    with running(database=str(tmp_path / "a.db"), directory=directory) as server, connect(server) as client:
+        sent.until(lambda: client.get("/v1/runs/r").json().get("attempts") == 3)
+        more = spool.SpoolWriter(directory, "s", sent.Q, max_bytes=1 << 20)
+        more.write([sent.attempts(0, 5, 0, run="s", producer=sent.Q)])
+        sent.until(lambda: client.get("/v1/runs/s").json().get("attempts") == 5)
+        more.close()
+    assert {path: state for path, state in files(directory).items() if f"{os.sep}r{os.sep}" in path} == before
+
+
+def test_old_records_do_not_look_alive(tmp_path: Path, connect) -> None:
+    directory = tmp_path / "runs"
+    written(directory)
+    for path in directory.rglob("*.awb"):
+        os.utime(path, (1e9, 1e9))
+    for _ in range(2):  # again: what is stored already changes nothing
+        with (
+            running(database=str(tmp_path / "a.db"), directory=directory) as server,
+            connect(server) as client,
+        ):
+            run = sent.until(
+                lambda c=client: c.get("/v1/runs/r").json() if c.get("/v1/runs/r").is_success else None
+            )
+            assert (run["status"], run["last_seen"]) == ("crashed", 1e9)
+
+
+def test_a_damaged_record_is_passed_over(tmp_path: Path, connect, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "runs"
+    writer = spool.SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)
+    writer.write(
+        [sent.attempts(0, 3, 0, loss=["x"]) if False else sent.events(Event("skip", 1.0, attempt=2**63))]
+    )
+    writer.write([sent.attempts(0, 3, 1)])
+    writer.close()
+    with running(database=str(tmp_path / "a.db"), directory=directory) as server, connect(server) as client:
+        sent.until(lambda: client.get("/v1/runs/r").json().get("attempts") == 3)
+    assert [r.message for r in caplog.records if "passed over" in r.message]
+
+
+def test_serve_keeps_its_files_with_the_user_and_stops_on_a_signal(tmp_path: Path) -> None:
+    directory = tmp_path / "runs"
+    written(directory)
+    homes = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA")}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(directory)]
+    with subprocess.Popen(command, env=os.environ | homes, stdout=subprocess.PIPE, text=True) as process:
+        link = process.stdout.readline().strip()
+        with httpx.Client(follow_redirects=True) as browser:
+            assert browser.get(link).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    assert len(list((tmp_path / "CACHE" / "ampwatch").glob("*.db"))) == 1
+    assert (tmp_path / "CONFIG" / "ampwatch" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_next_batch_s(service: Service) -> None:
+    now = service.settings.clock()
+    assert service.next_batch_s("r", now, trouble=False) == 1.0
+    assert service.next_batch_s("r", now - 999, trouble=True) == 1.0
+    assert 10 <= service.next_batch_s("r", now - 999, trouble=False) <= 20
