@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,34 @@ from pydantic import TypeAdapter
 
 from ampwatch.records import Event
 from ampwatch_server import schemas
+from ampwatch_server.serve import running
+from ampwatch_server.store.paging import write_cursor
 
 REST = Path(__file__).parents[2] / "docs" / "rest.md"
 FIGURES = "/v1/runs/{run}/figures/"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A server with one run, which the tests here only read."""
+    with (
+        running(database=str(tmp_path_factory.mktemp("contract") / "a.db")) as server,
+        httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}) as client,
+    ):
+        fill(client)
+        yield client
+
+
+def fill(client: httpx.Client) -> None:
+    run = Event("run", 1.0, data={"name": "n", "world_size": 1})
+    loss = {"loss": [float("nan")] * 30, "found_inf": [1] * 30, "skipped": [1] * 30}
+    sent.send(
+        client,
+        sent.events(run, *sent.named("a")),
+        sent.attempts(0, 30, 1, **loss),
+        sent.tensors([0, 25], [0, 0], 2),
+    )
+    sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 30)
 
 
 def documented() -> set[tuple[str, str]]:
@@ -48,7 +74,7 @@ def test_every_endpoint_is_documented_and_there(client: httpx.Client) -> None:
 def test_every_endpoint_below_v1_wants_a_token(client: httpx.Client) -> None:
     for method, path in served(client):
         concrete = path.replace("{run}", "r").replace("{tensor}", "0")
-        answer = httpx.request(method, f"{client.base_url}{concrete.lstrip('/')}")
+        answer = httpx.request(method, client.base_url.join(concrete))
         assert answer.status_code == (200 if path in ("/healthz", "/readyz") else 401), (method, path)
 
 
@@ -73,20 +99,6 @@ def test_answers_are_what_their_schema_says(filled: httpx.Client, path: str, mod
     answer = filled.get(path)
     assert answer.status_code == 200
     TypeAdapter(model).validate_json(answer.content, strict=True)
-
-
-@pytest.fixture
-def filled(client: httpx.Client) -> httpx.Client:
-    run = Event("run", 1.0, data={"name": "n", "world_size": 1})
-    loss = {"loss": [float("nan")] * 30, "found_inf": [1] * 30, "skipped": [1] * 30}
-    sent.send(
-        client,
-        sent.events(run, *sent.named("a")),
-        sent.attempts(0, 30, 1, **loss),
-        sent.tensors([0, 25], [0, 0], 2),
-    )
-    sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 30)
-    return client
 
 
 @pytest.mark.parametrize(
@@ -125,11 +137,32 @@ def test_bad_requests_get_a_problem_that_names_the_field(
     assert (answer.status_code, answer.json().get("field")) == expected
 
 
-def test_patch_and_delete(filled: httpx.Client) -> None:
-    edited = filled.patch("/v1/runs/r", json={"name": "mine", "tags": ["x"]}).json()
+def test_patch_and_delete(client: httpx.Client) -> None:
+    fill(client)
+    edited = client.patch("/v1/runs/r", json={"name": "mine", "tags": ["x"]}).json()
     assert (edited["name"], edited["tags"]) == ("mine", ["x"])
-    assert filled.patch("/v1/runs/r", json={"nam": "x"}).json()["field"] == "nam"
-    assert filled.patch("/v1/runs/x", json={"name": "x"}).status_code == 404
-    assert filled.delete("/v1/runs/r").status_code == 204
-    assert filled.delete("/v1/runs/r").status_code == 404
-    assert filled.get("/v1/runs").json() == {"items": [], "next": None}
+    assert client.patch("/v1/runs/r", json={"nam": "x"}).json()["field"] == "nam"
+    assert client.patch("/v1/runs/x", json={"name": "x"}).status_code == 404
+    assert client.delete("/v1/runs/r").status_code == 204
+    assert client.delete("/v1/runs/r").status_code == 404
+    assert client.get("/v1/runs").json() == {"items": [], "next": None}
+
+
+def test_no_parameter_reaches_a_database_that_would_choke_on_it(database: str, connect) -> None:
+    with running(database=database) as server, connect(server) as client:
+        sent.send(client, sent.attempts(0, 3))
+        expected = {
+            "/v1/runs/%00": 404,
+            "/v1/runs/%F0%9F%A6%8A": 404,
+            "/v1/live?run=%00": 404,
+            "/v1/runs?q=%00": 200,
+            "/v1/runs?project=%00": 200,
+            "/v1/runs/r/events?type=%00": 200,
+            "/v1/runs/r/events?from=99999999999999999999": 422,
+            "/v1/runs/r/series?names=loss&to=99999999999999999999": 422,
+            "/v1/runs/r/series?names=loss&to=9223372036854775807": 200,
+            "/v1/runs/r/series?names=loss&rank=99999999999": 422,
+            "/v1/runs/r/events?cursor=" + write_cursor((1.0, 2**63)): 422,
+            "/v1/runs?order=name&cursor=" + write_cursor(("\x00", "r")): 422,
+        }
+        assert {path: client.get(path).status_code for path in expected} == expected

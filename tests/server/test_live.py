@@ -71,10 +71,11 @@ def test_an_open_stream_does_not_hold_the_server(tmp_path: Path, connect) -> Non
     with running(database=str(tmp_path / "a.db")) as server:
         client = connect(server)
         response = client.send(client.build_request("GET", "/v1/live"), stream=True)
-        assert next(response.iter_lines()) == ": connected"
+        lines = response.iter_lines()
+        assert next(lines) == ": connected"
         stopped = time.monotonic()
     assert time.monotonic() - stopped < 3
-    assert list(response.iter_lines()) == [""]
+    assert list(lines) == [""]
     response.close()
     client.close()
 

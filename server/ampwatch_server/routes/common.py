@@ -9,13 +9,16 @@ import msgspec
 from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
+from ampwatch.records import RUN_ID
 from ampwatch_server import schemas
 from ampwatch_server.auth import COOKIE, Grant, Scope
 from ampwatch_server.problems import MEDIA_TYPE, Problem
 from ampwatch_server.service import Service
+from ampwatch_server.store.runs import not_found
 from ampwatch_server.store.series import Range
 
 MAX_POINTS: Final = 20_000
+MAX_INTEGER: Final = 2**63 - 1  # of both databases
 
 
 def service_of(request: Request) -> Service:
@@ -47,7 +50,7 @@ def require(scope: Scope) -> Callable[[Request, Service], Grant]:
                 "A browser opens the link that `ampwatch serve` printed",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if scope not in grant.scopes:
+        if not grant.scopes & {scope, "admin"}:
             raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
         return grant
 
@@ -55,17 +58,27 @@ def require(scope: Scope) -> Callable[[Request, Service], Grant]:
 
 
 def asked(
-    first: Annotated[int, Query(alias="from", ge=0, description="first attempt")] = 0,
-    last: Annotated[int | None, Query(alias="to", ge=0, description="last attempt, inclusive")] = None,
+    first: Annotated[int, Query(alias="from", ge=0, le=MAX_INTEGER, description="first attempt")] = 0,
+    last: Annotated[
+        int | None, Query(alias="to", ge=0, le=MAX_INTEGER, description="last attempt, inclusive")
+    ] = None,
     points: Annotated[int, Query(ge=1, le=MAX_POINTS, description="points wanted of each stream")] = 600,
 ) -> Range:
     """The range parameters of a read."""
     return Range(first, last, points)
 
 
+def run_id(run: str) -> str:
+    """The run of a path. RunNotFound for what cannot be one, before a database sees it."""
+    if not RUN_ID.match(run):
+        raise not_found(run)
+    return run
+
+
+RunId = Annotated[str, Depends(run_id)]
 Asked = Annotated[Range, Depends(asked)]
-Rank = Annotated[int | None, Query(ge=0)]
-Stream = Annotated[int | None, Query(ge=0)]
+Rank = Annotated[int | None, Query(ge=0, lt=2**31)]
+Stream = Annotated[int | None, Query(ge=0, lt=2**31)]
 Cursor = Annotated[str | None, Query(max_length=4096, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 

@@ -11,7 +11,7 @@ from ampwatch_dashboard import figures
 from ampwatch_server import schemas
 from ampwatch_server.store import events, runs, series, tensors
 
-from .common import Asked, Rank, ServiceOf, Stream, answer, problems, require
+from .common import Asked, Rank, RunId, ServiceOf, Stream, answer, problems, require
 from .series import HeatmapAsked, Rows, StatName
 
 router = APIRouter(prefix="/runs/{run}/figures", tags=["figures"], dependencies=[Depends(require("read"))])
@@ -24,7 +24,7 @@ MARKS_SHOWN: Final = 1000
 
 @router.get("/timeline", response_model=schemas.Figure, responses=problems(404, 422))
 def timeline(
-    run: str,
+    run: RunId,
     service: ServiceOf,
     asked: Asked,
     theme: Theme = "light",
@@ -51,7 +51,7 @@ def timeline(
 
 @router.get("/heatmap", response_model=schemas.Figure, responses=problems(404, 422))
 def heatmap(
-    run: str,
+    run: RunId,
     service: ServiceOf,
     asked: HeatmapAsked,
     theme: Theme = "light",
@@ -67,7 +67,7 @@ def heatmap(
 
 @router.get("/histogram", response_model=schemas.Figure, responses=problems(404, 422))
 def histogram(
-    run: str,
+    run: RunId,
     service: ServiceOf,
     asked: Asked,
     tensor: Annotated[int, Query(ge=0, lt=2**31)],

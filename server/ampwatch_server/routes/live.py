@@ -16,7 +16,7 @@ from ampwatch_server.problems import Problem
 from ampwatch_server.service import Service
 from ampwatch_server.store.runs import news_now, require_run
 
-from .common import ServiceOf, problems, require
+from .common import ServiceOf, problems, require, run_id
 
 router = APIRouter(tags=["live"])
 
@@ -45,7 +45,7 @@ async def live(
     """
     seen = _read_cursor(last_event_id or cursor)
     if run is not None:
-        await run_sync(_require, service, run)
+        await run_sync(_require, service, run_id(run))
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_events(service, run, seen), headers=headers, media_type="text/event-stream")
 

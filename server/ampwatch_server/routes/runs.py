@@ -13,7 +13,7 @@ from ampwatch_server.auth import Grant
 from ampwatch_server.store import events as store_events
 from ampwatch_server.store import runs as store
 
-from .common import Cursor, Limit, Rank, ServiceOf, answer, problems, require
+from .common import MAX_INTEGER, Cursor, Limit, Rank, RunId, ServiceOf, answer, problems, require
 
 router = APIRouter(tags=["runs"], dependencies=[Depends(require("read"))])
 
@@ -50,14 +50,14 @@ def list_runs(
 
 
 @router.get("/runs/{run}", response_model=schemas.Run, responses=problems(404))
-def get_run(run: str, service: ServiceOf) -> Response:
+def get_run(run: RunId, service: ServiceOf) -> Response:
     """One run."""
     with service.database.read() as connection:
         return answer(store.get_run(connection, service.settings, run))
 
 
 @router.patch("/runs/{run}", response_model=schemas.Run, responses=problems(404, 422))
-def patch_run(run: str, changes: schemas.RunEdit, service: ServiceOf, grant: Admin) -> Response:
+def patch_run(run: RunId, changes: schemas.RunEdit, service: ServiceOf, grant: Admin) -> Response:
     """Change name, tags, notes or the archived mark."""
     given = changes.model_dump(exclude_none=True)
 
@@ -70,7 +70,7 @@ def patch_run(run: str, changes: schemas.RunEdit, service: ServiceOf, grant: Adm
 
 
 @router.delete("/runs/{run}", status_code=204, responses=problems(404))
-def delete_run(run: str, service: ServiceOf, grant: Admin) -> Response:
+def delete_run(run: RunId, service: ServiceOf, grant: Admin) -> Response:
     """Delete a run and everything that hangs on it."""
 
     def job(connection: Connection) -> None:
@@ -83,11 +83,15 @@ def delete_run(run: str, service: ServiceOf, grant: Admin) -> Response:
 
 @router.get("/runs/{run}/events", response_model=schemas.EventPage, responses=problems(404, 422))
 def list_events(
-    run: str,
+    run: RunId,
     service: ServiceOf,
     types: Annotated[str, Query(alias="type", description="one or more, separated by commas")] = "",
-    first: Annotated[int | None, Query(alias="from", ge=0, description="first attempt")] = None,
-    last: Annotated[int | None, Query(alias="to", ge=0, description="last attempt, inclusive")] = None,
+    first: Annotated[
+        int | None, Query(alias="from", ge=0, le=MAX_INTEGER, description="first attempt")
+    ] = None,
+    last: Annotated[
+        int | None, Query(alias="to", ge=0, le=MAX_INTEGER, description="last attempt, inclusive")
+    ] = None,
     rank: Rank = None,
     cursor: Cursor = None,
     limit: Limit = 200,
@@ -102,7 +106,7 @@ def list_events(
 
 
 @router.get("/runs/{run}/findings", response_model=schemas.Findings, responses=problems(404))
-def get_findings(run: str, service: ServiceOf) -> Response:
+def get_findings(run: RunId, service: ServiceOf) -> Response:
     """The verdict and the findings, the worst first."""
     with service.database.read() as connection:
         return answer(store.findings_of(connection, run))

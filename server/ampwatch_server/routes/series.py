@@ -14,7 +14,20 @@ from ampwatch_server.store import tensors
 from ampwatch_server.store.series import Range
 from ampwatch_server.store.stats import NAMES
 
-from .common import Asked, Cursor, Limit, Rank, ServiceOf, Stream, answer, problems, require, split_names
+from .common import (
+    MAX_INTEGER,
+    Asked,
+    Cursor,
+    Limit,
+    Rank,
+    RunId,
+    ServiceOf,
+    Stream,
+    answer,
+    problems,
+    require,
+    split_names,
+)
 
 router = APIRouter(tags=["series"], dependencies=[Depends(require("read"))])
 
@@ -31,8 +44,8 @@ def is_series(name: str) -> bool:
 
 
 def columns_asked(
-    first: Annotated[int, Query(alias="from", ge=0)] = 0,
-    last: Annotated[int | None, Query(alias="to", ge=0)] = None,
+    first: Annotated[int, Query(alias="from", ge=0, le=MAX_INTEGER)] = 0,
+    last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_INTEGER)] = None,
     columns: Columns = 200,
 ) -> Range:
     """The range parameters of a heatmap."""
@@ -44,7 +57,7 @@ HeatmapAsked = Annotated[Range, Depends(columns_asked)]
 
 @router.get("/runs/{run}/series", response_model=schemas.Series, responses=problems(404, 422))
 def get_series(
-    run: str,
+    run: RunId,
     service: ServiceOf,
     asked: Asked,
     names: str = "scale,loss",
@@ -59,7 +72,7 @@ def get_series(
 
 
 @router.get("/runs/{run}/tensors", response_model=schemas.TensorPage, responses=problems(404, 422))
-def list_tensors(run: str, service: ServiceOf, cursor: Cursor = None, limit: Limit = 500) -> Response:
+def list_tensors(run: RunId, service: ServiceOf, cursor: Cursor = None, limit: Limit = 500) -> Response:
     """The gradient tensors of a run."""
     with service.database.read() as connection:
         return answer(tensors.list_tensors(connection, run, cursor, limit))
@@ -69,7 +82,7 @@ def list_tensors(run: str, service: ServiceOf, cursor: Cursor = None, limit: Lim
     "/runs/{run}/tensors/{tensor}/series", response_model=schemas.Series, responses=problems(404, 422)
 )
 def get_tensor_series(
-    run: str, tensor: TensorId, service: ServiceOf, asked: Asked, names: str = "norm,headroom_log2"
+    run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked, names: str = "norm,headroom_log2"
 ) -> Response:
     """Statistics of one tensor over attempts."""
     wanted = split_names(names, NAMES.__contains__, f"one of {', '.join(NAMES)}")
@@ -82,7 +95,7 @@ def get_tensor_series(
     response_model=schemas.Histograms,
     responses=problems(404, 422),
 )
-def get_histograms(run: str, tensor: TensorId, service: ServiceOf, asked: Asked) -> Response:
+def get_histograms(run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked) -> Response:
     """Histograms of log2 |scaled gradient| of one tensor over attempts."""
     with service.database.read() as connection:
         return answer(tensors.read_histograms(connection, service.tails, run, tensor, asked))
@@ -90,7 +103,7 @@ def get_histograms(run: str, tensor: TensorId, service: ServiceOf, asked: Asked)
 
 @router.get("/runs/{run}/heatmap", response_model=schemas.Heatmap, responses=problems(404, 422))
 def get_heatmap(
-    run: str,
+    run: RunId,
     service: ServiceOf,
     asked: HeatmapAsked,
     stat: StatName = "lost_share",

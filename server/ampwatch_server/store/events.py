@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ampwatch_server import tables as t
+from ampwatch_server.db import text
 
 from .blob import jsonable, unpack
 from .paging import read_cursor, write_cursor
@@ -46,7 +47,7 @@ def list_events(
     require_run(connection, run)
     query = _query(run).order_by(t.events.c.time, t.events.c.id)
     if types:
-        query = query.where(t.events.c.type.in_(types))
+        query = query.where(t.events.c.type.in_([text(name) for name in types]))
     if first is not None:
         query = query.where(t.events.c.attempt >= first)
     if last is not None:

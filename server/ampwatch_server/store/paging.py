@@ -31,6 +31,15 @@ def read_cursor(cursor: str | None, types: tuple[type, ...]) -> tuple[Any, ...] 
         key = msgspec.msgpack.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise InvalidCursor from error
-    if not isinstance(key, list) or len(key) != len(types) or not all(map(isinstance, key, types)):
+    if not isinstance(key, list) or len(key) != len(types) or not all(map(_storable, key, types)):
         raise InvalidCursor
     return tuple(key)
+
+
+def _storable(value: Any, kind: type) -> bool:
+    """Whether a value is of its kind, and one that both databases take."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    if isinstance(value, str):
+        return "\x00" not in value
+    return isinstance(value, (int, float)) and -(2**63) <= value < 2**63

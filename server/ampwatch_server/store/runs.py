@@ -58,7 +58,7 @@ def list_runs(
         column.desc() if descending else column, t.runs.c.run.desc() if descending else t.runs.c.run
     )
     if project is not None:
-        query = query.where(t.runs.c.project == project)
+        query = query.where(t.runs.c.project == text(project))
     if status is not None:
         query = query.where(status_now(settings) == status)
     if q:
