@@ -95,7 +95,10 @@ def _imports() -> tuple[Any, Any, str]:
         from ampwatch_server.serve import running
     except ModuleNotFoundError as error:
         raise MissingExtra("ampwatch demo", "torch,server") from error
-    return running, train, "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return running, train, "cuda"
+    torch.set_num_threads(1)  # the model is too small to share; more threads only wait for one another
+    return running, train, "cpu"
 
 
 def _one(
