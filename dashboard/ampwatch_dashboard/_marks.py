@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ._text import log2, moment_text, number_text, scale_text
+from ._text import moment_text, number_text, scale_height, scale_text
 from ._theme import Palette
 
 Json = Mapping[str, Any]
@@ -53,7 +53,7 @@ def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[st
         "mode": "markers",
         "name": NAMES[kind],
         "x": [event["attempt"] for event in events],
-        "y": [log2(event["data"].get(height)) for event in events],
+        "y": [scale_height(event["data"].get(height)) for event in events],
         "xaxis": "x",
         "yaxis": "y",
         "marker": marker,

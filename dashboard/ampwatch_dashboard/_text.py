@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from typing import Any
+from typing import Any, Final
 
-_WRITTEN_OUT_LOG2 = 30  # up to 2^±30 a power of two is also written out
+ZERO_HEIGHT: Final = -150.0  # one binade below the smallest float32
+_WRITTEN_OUT_LOG2: Final = 30  # up to 2^±30 a power of two is also written out
 
 
 def escape(text: object) -> str:
@@ -33,6 +34,11 @@ def log2(value: Any) -> float | None:
     """Base-2 logarithm of a number of the API; None where it is missing, not finite or not positive."""
     number = finite(value)
     return math.log2(number) if number is not None and number > 0 else None
+
+
+def scale_height(value: Any) -> float | None:
+    """Height of a loss scale on a base-2 axis; that of 0, where a long run of skips ends, is `ZERO_HEIGHT`."""
+    return ZERO_HEIGHT if finite(value) == 0 else log2(value)
 
 
 def number_text(value: Any) -> str:

@@ -103,7 +103,7 @@ def base_layout(palette: Palette) -> dict[str, Any]:
 def axis(palette: Palette, title: str = "", **more: Any) -> dict[str, Any]:
     """One axis: quiet grid, no zero line, a short title."""
     return {
-        "title": {"text": title, "font": {"size": 12, "color": palette.muted}, "standoff": 8},
+        "title": {"text": title, "font": {"size": 12, "color": palette.muted}},
         "gridcolor": palette.grid,
         "linecolor": palette.border,
         "zeroline": False,

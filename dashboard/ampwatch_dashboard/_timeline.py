@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ._marks import event_traces, nonfinite_traces
 from ._shapes import finding_shapes
-from ._text import escape, finite, log2, moment_text, number_text, scale_text
+from ._text import ZERO_HEIGHT, escape, finite, moment_text, number_text, scale_height, scale_text
 from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
 
 Json = Mapping[str, Any]
@@ -88,7 +88,7 @@ def _stream_traces(
 
 
 def _plotted(panel: Panel, values: Iterable[Any]) -> list[float | None]:
-    return [log2(v) if panel is SCALE else finite(v) for v in values]
+    return [scale_height(v) if panel is SCALE else finite(v) for v in values]
 
 
 def _line(panel: Panel, stream: Json, column: Json, color: str, label: str) -> dict[str, Any]:
@@ -208,6 +208,8 @@ def _scale_axis(streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
     low, high = math.floor(min(values)), math.ceil(max(values))
     every = next(n for n in _TICK_STEPS if (high - low) / n <= _SCALE_TICKS)
     ticks = list(range(-(-(low - 1) // every) * every, high + 2, every))
+    if low == ZERO_HEIGHT:
+        ticks = [low, *(k for k in ticks if k - low > every / 2)]
     room = max(1.0, 0.12 * (high - low))
     return axis(
         palette,
@@ -215,8 +217,12 @@ def _scale_axis(streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
         fixedrange=True,
         range=[low - room, high + room],
         tickvals=ticks,
-        ticktext=[f"2<sup>{k}</sup>".replace("-", "−") for k in ticks],
+        ticktext=[_power(k) for k in ticks],
     )
+
+
+def _power(exponent: int) -> str:
+    return "0" if exponent == ZERO_HEIGHT else f"2<sup>{exponent}</sup>".replace("-", "−")
 
 
 def _value_axis(panel: Panel, streams: Sequence[Json], palette: Palette) -> dict[str, Any]:

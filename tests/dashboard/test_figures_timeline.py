@@ -89,6 +89,16 @@ def test_scale_that_fell_to_the_floor_of_float32_keeps_few_ticks() -> None:
     assert layout["yaxis"]["ticktext"][0] == "2<sup>−128</sup>"
 
 
+def test_a_scale_of_zero_stands_below_all_others() -> None:
+    fell = stream() | {"series": {"scale": column([2.0**16, 2.0**-149, 0.0])}}
+    zero = event("skip", 2, scale=0.0, scale_after=0.0)
+    figure = figures.timeline(series(fell), [zero], [], "light")
+    assert figure["data"][0]["y"] == [16.0, -149.0, -150.0]
+    assert traces(figure, "skipped step")[0]["y"] == [-150.0]
+    assert figure["layout"]["yaxis"]["tickvals"] == [-150, -64, 0]
+    assert figure["layout"]["yaxis"]["ticktext"][0] == "0"
+
+
 def test_events_stand_where_they_happened_each_kind_with_its_own_mark() -> None:
     changes = [
         SKIP,

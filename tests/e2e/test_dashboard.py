@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -112,3 +113,16 @@ def test_events_are_saved_as_csv(page: Page, server: Running) -> None:
 def test_the_documentation_of_the_api_stays_at_home(page: Page, server: Running) -> None:
     page.goto(f"{server.url}/docs")
     page.wait_for_selector(".opblock")
+
+
+def test_pages_work_under_the_path_of_a_proxy(page: Page, server: Running) -> None:
+    prefix = "/user/ada/proxy/8765"
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+    page.route(f"**{prefix}/**", lambda route: route.continue_(url=route.request.url.replace(prefix, "", 1)))
+    page.goto(f"{server.url}{prefix}/")
+    page.get_by_role("link", name="Broken run").click()
+    page.wait_for_selector("#heatmap-plot .main-svg")
+    page.get_by_role("link", name="ampwatch").click()
+    page.get_by_role("link", name="Broken run").wait_for()
+    assert [path for path in asked if not path.startswith(prefix)] == []

@@ -63,6 +63,15 @@ function scaleText(data) {
 
 const DETAILS = {
   skip: (d) => `loss ${real(d.loss)}, ${plural(d.n_inf, "inf", "inf")} and ${plural(d.n_nan, "NaN", "NaN")} elements in ${plural(d.count, "tensor")}`,
+  scaler: (d) => `${d.class}, first scale ${real(d.init_scale, 12)}, growth × ${real(d.growth_factor)} every ${plural(d.growth_interval, "attempt")}, backoff × ${real(d.backoff_factor)}`,
+  stream: (d) => `scaler ${d.scaler} with optimizers ${d.optimizers.join(", ")}`,
+  optimizers: (d) => d.optimizers.map((o) => `${o.class}${o.fused ? ", fused" : ""}, ${plural(o.tensors, "tensor")}`).join("; "),
+  autocast: (d) => `${d.dtype} on ${d.device}`,
+  loss_dtype: (d) => d.dtype,
+  calls: (d) => d.order.join(" → "),
+  call_fault: (d) => `${words(d.fault)}: ${d.order.join(" → ")}`,
+  finite_check: (d) => `${nonfinite(d.parameters, "parameter")}, ${nonfinite(d.buffers, "buffer")}`,
+  forward_search: (d) => (d.origin ? `began in ${d.origin.module} (${d.origin.module_type})` : "no module found"),
   tensors: (d) => plural(d.tensors.length, "tensor"),
   backward_order: (d) => plural(d.tensors.length, "tensor"),
   origin: (d) => plural(Object.keys(d.origins).length, "tensor"),
@@ -73,6 +82,8 @@ const DETAILS = {
   set: () => "",
   restored: () => "",
 };
+
+const nonfinite = (check, noun) => `${count(check.count)} of ${plural(check.checked, noun)} not finite`;
 
 function details(event) {
   try {

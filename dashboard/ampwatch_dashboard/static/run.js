@@ -15,6 +15,7 @@ import { drawTimeline } from "./timeline.js";
 const REFRESH_MS = 2000;
 const ZOOM_MS = 150;
 const BESIDE_MOMENT = 40; // attempts shown on either side of a single moment
+const DEFAULT_STATS = { fatal: "nonfinite", error: "nonfinite" }; // by the severity of the verdict
 const STATS = [...byId("stat").options].map((option) => option.value);
 
 const run = decodeURIComponent(location.pathname.split("/").at(-1));
@@ -28,7 +29,7 @@ function view() {
   const state = read();
   const at = state.at ? Number(state.at) : null;
   const range = state.from && state.to ? [Number(state.from), Number(state.to)] : momentRange(state.finding, at);
-  const stat = STATS.includes(state.stat) ? state.stat : STATS[0];
+  const stat = STATS.includes(state.stat) ? state.stat : (DEFAULT_STATS[verdict?.severity] ?? STATS[0]);
   return { range, at, stat, all: state.rows === "all", finding: state.finding ?? null, tensor: state.tensor ?? "" };
 }
 

@@ -9,7 +9,7 @@ import { draw, onRange } from "./plot.js";
 import { rangeQuery } from "./timeline.js";
 
 const HELP = {
-  lost_share: "Share of elements that were too small for float16 and became zero: an estimate, for gradients computed in float16. A larger scale keeps them.",
+  lost_share: "Share of elements that were too small for float16 and became zero: an estimate, for gradients computed in float16. A larger scale keeps them. Blank where it is not known that float16 was used.",
   headroom_log2: "Factors of two between the largest scaled gradient and 65504, where float16 ends. At zero the next growth overflows.",
   subnormal_share: "Share of elements below 2⁻¹⁴, where each halving loses a bit of precision.",
   zero_share: "Share of elements that are exactly zero: lost to underflow, or zero by nature, such as rows of an embedding that were not looked up.",
