@@ -158,8 +158,8 @@ class Compactor:
                 insert_events(connection, producer_id, batch, self._settings.clock())
                 mine = sa.and_(t.inbox.c.producer == producer_id, t.inbox.c.seq == seq)
                 connection.execute(t.inbox.delete().where(mine))
-            if events:
-                describe_run(connection, lease.run)
+            caught_up = diagnosis.given.issuperset(waiting(connection, lease.run))
+            describe_run(connection, lease.run, caught_up=caught_up)
             if result is not None:
                 replace_findings(connection, lease.run, *result)
 

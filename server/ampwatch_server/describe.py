@@ -43,8 +43,12 @@ def insert_events(connection: Connection, producer_id: int, batch: Batch, now: f
         _apply(connection, producer_id, event)
 
 
-def describe_run(connection: Connection, run: str) -> None:
-    """Take project, name and tags of a run from its first description: lowest rank, then earliest."""
+def describe_run(connection: Connection, run: str, *, caught_up: bool) -> None:
+    """Take project, name and tags of a run from its first description (lowest rank, then earliest), and its end.
+
+    Arguments:
+        caught_up: everything that was received has been diagnosed.
+    """
     query = (
         sa.select(t.events.c.body)
         .join(t.producers, t.producers.c.id == t.events.c.producer)
@@ -57,7 +61,7 @@ def describe_run(connection: Connection, run: str) -> None:
         "project": text(data.get("project", "")),
         "given_name": text(data.get("name", "")),
         "given_tags": write_tags(_list(data.get("tags"))),
-        "finished": _finished(connection, run),
+        **_end(connection, run, caught_up=caught_up),
     }
     connection.execute(t.runs.update().where(t.runs.c.run == run).values(described))
 
@@ -69,7 +73,7 @@ def _apply(connection: Connection, producer_id: int, event: Event) -> None:
         values = {"host": text(data.get("host", "")), "device": text(data.get("device", ""))}
         connection.execute(mine.values(values))
     elif event.type == "finish":
-        connection.execute(mine.values(finished=True))
+        connection.execute(mine.values(finished=True, announced=_count(data.get("attempts"))))
     elif event.type == "tensors":
         _insert_tensors(connection, producer_id, _list(data.get("tensors")))
     elif event.type == "origin":
@@ -110,12 +114,16 @@ def _set_origins(connection: Connection, producer_id: int, origins: Any) -> None
         )
 
 
-def _finished(connection: Connection, run: str) -> bool:
-    """Whether the last producer of every rank has ended: one that a restart replaced need not have."""
-    query = sa.select(t.producers.c.rank, t.producers.c.finished).where(t.producers.c.run == run)
-    order = (t.producers.c.first_seen, t.producers.c.id)
-    last = {row.rank: row.finished for row in connection.execute(query.order_by(*order))}
-    return bool(last) and all(last.values())
+def _end(connection: Connection, run: str, *, caught_up: bool) -> dict[str, bool]:
+    """How the last producer of every rank stands; one that a restart replaced need not have ended."""
+    row = t.producers.c
+    columns = (row.rank, row.finished, row.received, row.last_seq, row.end_attempt, row.announced)
+    query = sa.select(*columns).where(row.run == run)
+    last = {
+        producer.rank: producer for producer in connection.execute(query.order_by(row.first_seen, row.id))
+    }
+    gaps = any(p.received <= p.last_seq or p.end_attempt < p.announced for p in last.values())
+    return {"ended": all(p.finished for p in last.values()), "complete": caught_up and not gaps}
 
 
 def _data(body: bytes | None) -> dict[str, Any]:
@@ -129,3 +137,7 @@ def _list(value: Any) -> list[Any]:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _count(value: Any) -> int:
+    return value if _is_id(value) else 0

@@ -179,7 +179,7 @@ def _producers(connection: Connection, group: list[_Waiting]) -> dict[str, _Prod
 
 def _new_producer(waiting: _Waiting) -> dict[str, Any]:
     batch = waiting.batch
-    counts = dict.fromkeys(("received", "end_attempt", "rolled", "attempts", "skipped"), 0)
+    counts = dict.fromkeys(("received", "end_attempt", "rolled", "attempts", "skipped", "announced"), 0)
     seen = {"first_seen": waiting.time, "last_seen": waiting.time}
     header = {"producer": batch.producer, "run": batch.run, "rank": batch.rank}
     return header | counts | seen | {"last_seq": -1, "finished": False, "host": "", "device": ""}
@@ -207,7 +207,11 @@ def _insert_runs(connection: Connection, unknown: Iterable[_Waiting]) -> None:
 def _new_run(run: str, time: float) -> dict[str, Any]:
     moments = dict.fromkeys(("started", "last_seen", "last_attempt"), time)
     texts = dict.fromkeys(("project", "given_name", "notes"), "")
-    return {"run": run, "given_tags": "[]", "archived": False, "finished": False} | moments | texts
+    return (
+        {"run": run, "given_tags": "[]", "archived": False, "ended": False, "complete": False}
+        | moments
+        | texts
+    )
 
 
 def _digests(connection: Connection, keys: set[tuple[int, int]]) -> dict[tuple[int, int], bytes]:

@@ -46,7 +46,8 @@ runs = Table(
     Column("tags", Text),
     Column("notes", Text, nullable=False),
     Column("archived", Boolean, nullable=False),
-    Column("finished", Boolean, nullable=False),
+    Column("ended", Boolean, nullable=False),  # every rank's last producer has said that it ends
+    Column("complete", Boolean, nullable=False),  # and nothing that it sent is missing or unread
     Column("started", Float(53), nullable=False),  # by the server's clock, as the two below
     Column("last_seen", Float(53), nullable=False),
     Column("last_attempt", Float(53), nullable=False),
@@ -82,6 +83,7 @@ producers = Table(
     Column("attempts", BigInteger, nullable=False),
     Column("skipped", BigInteger, nullable=False),
     Column("finished", Boolean, nullable=False),
+    Column("announced", BigInteger, nullable=False),  # attempts that it counted at its end; 0 until then
     Column("host", Text, nullable=False),
     Column("device", Text, nullable=False),
 )

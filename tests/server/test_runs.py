@@ -186,3 +186,21 @@ def test_optimizers_and_scalers_are_those_of_the_first_ranks_last_producer(servi
 def test_an_event_with_strange_data_breaks_nothing(service: Service, event: Event) -> None:
     sent.store(service, sent.events(event))
     assert run(service)["run"] == "r"
+
+
+def test_a_run_is_finished_once_nothing_is_missing_or_after_a_while(
+    service: Service, clock: list[float]
+) -> None:
+    sent.store(service, sent.events(Event("finish", 1.0), seq=1))
+    assert run(service)["status"] == "live"
+    clock[0] += 31
+    assert run(service)["status"] == "finished"
+    sent.store(service, sent.attempts(0, 5, 0))
+    assert (run(service)["status"], run(service)["attempts"]) == ("finished", 5)
+
+
+def test_an_end_that_overtakes_its_attempts_finishes_nothing(service: Service) -> None:
+    sent.store(service, sent.events(Event("finish", 1.0, data={"attempts": 5})), sent.attempts(0, 3, 1))
+    assert run(service)["status"] == "live"
+    sent.store(service, sent.attempts(3, 5, 2))
+    assert run(service)["status"] == "finished"

@@ -20,6 +20,7 @@ from .paging import read_cursor, write_cursor
 
 STATUSES: Final = ("live", "finished", "stalled", "crashed")
 MISSING_SHOWN: Final = 100
+LATE_S: Final = 30.0  # after its end a run waits so long for what is missing; events overtake the rest
 NO_VERDICT: Final = {
     "word": "no data",
     "severity": None,
@@ -124,7 +125,7 @@ def status_now(settings: Settings) -> sa.ColumnElement[str]:
     """The status of a run by the server's clock."""
     now, runs = settings.clock(), t.runs.c
     return sa.case(
-        (runs.finished, "finished"),
+        (sa.and_(runs.ended, sa.or_(runs.complete, runs.last_seen < now - LATE_S)), "finished"),
         (runs.last_seen < now - settings.silent_s, "crashed"),
         (runs.last_attempt < now - settings.stalled_s, "stalled"),
         else_="live",
