@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +45,9 @@ def serve(
     port: int = DEFAULT_PORT,
     database: str | None = None,
     ready: Callable[[str], None] | None = None,
+    *,
+    allowed_hosts: Sequence[str] = (),
+    root_path: str = "",
 ) -> None:
     """Serve until SIGINT or SIGTERM. Blocks.
 
@@ -53,6 +56,8 @@ def serve(
         host, port: to listen on.
         database: URL or path of the store; by default a SQLite file of the user's.
         ready: called with the one-time link once the server answers.
+        allowed_hosts: more names that requests may be addressed to, as that of a proxy.
+        root_path: path prefix that a proxy strips.
     Errors: AmpwatchError where the port is in use, or the database cannot be opened.
     """
     settings = Settings(
@@ -60,6 +65,8 @@ def serve(
         directory=directory,
         host=host,
         port=port,
+        root_path=root_path.rstrip("/"),
+        allowed_hosts=tuple(allowed_hosts),
         token_file=token_path(),
     )
     with _listening(settings) as listener:
