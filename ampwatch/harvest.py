@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .escalation import Escalation
+from .origins import Origins
 from .outcome import (
     AT,
     Attempt,
@@ -101,12 +102,12 @@ class Harvester:
         self._given_up: list[int] = []
         self._attempts_of: dict[int, int] = {}
         self._order_of: dict[int, list[str]] = {}
-        self._born_float16: set[int] = set()
         self._autopsies = 0
         self._last_autopsy = -AUTOPSY_EVERY
         self._taken = 0
         self._step_offset = 0
         self.escalation = Escalation()
+        self.origins = Origins()
         self.scale: float | None = None  # that the last digested attempt left
 
     @property
@@ -169,7 +170,7 @@ class Harvester:
     def _digest_seen(self, seen: Seen, numbers: Numbers) -> None:
         data = seen.decode(numbers)
         if seen.type == "origin":
-            self._born_float16 |= {int(i) for i, born in data["origins"].items() if born == "float16"}
+            self.origins.add(data["origins"])
         self._events.append(Event(seen.type, seen.time, seen.attempt, self.step, seen.stream, data=data))
 
     def _digest_attempt(self, attempt: Attempt, numbers: Numbers) -> None:
@@ -200,7 +201,7 @@ class Harvester:
             "micro_batches": attempt.micro_batches,
             "loss": outcome.loss,
             "lr": MISSING if attempt.lr is None else attempt.lr,
-            **totals_of(outcome, self._born_float16),
+            **totals_of(outcome, self.origins.float16),
             "applied_nonfinite": applied_nonfinite(attempt, outcome),
             **logged,
         }
@@ -250,6 +251,7 @@ class Harvester:
         self._attempts_of[attempt.stream] = self._attempts_of.get(attempt.stream, 0) + 1
         self._taken += bool(set(attempt.stepped) - set(outcome.skipped))
         self.scale = outcome.scale_after
+        self.origins.add_clean(set(attempt.found) - set(outcome.skipped))
         is_finite = not attempt.has_loss or bool(np.isfinite(outcome.loss))
         self.escalation.add(attempt.stream, skipped=bool(outcome.skipped), loss_is_finite=is_finite)
 

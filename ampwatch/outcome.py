@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -89,7 +89,7 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     )
 
 
-def totals_of(outcome: Outcome, born_float16: set[int]) -> dict[str, Any]:
+def totals_of(outcome: Outcome, born_float16: Set[int]) -> dict[str, Any]:
     """Run-level totals over all tensors; norm and headroom are missing where an element is not finite."""
     sums = outcome.statistics[:, : len(SCALARS)].sum(0)
     max_abs = outcome.statistics[:, AT["max_abs"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from .escalation import Escalation
 from .hooks import Observation, Observer
 from .observers import AutocastProbe, BackwardOrder, FiniteCheck, ForwardSearch, OriginProbe
+from .origins import Origins, Schedule
 
-ORIGIN_EVERY: Final = 1000  # attempts from one look at the origin of the gradients to the next
 CHECK_EVERY: Final = 200  # attempts from one finite check to the next
 
 
@@ -19,7 +19,7 @@ class Probes:
     """Arms and disarms observers as the attempts go by. Training thread only; nothing here synchronises.
 
     With a model, autocast dtype, backward order and origin are looked at in the first pass. Without one, order and
-    origin are looked at one attempt after an optimizer was first seen.
+    origin are looked at one attempt after an optimizer was first seen. Later looks at the origin follow a `Schedule`.
 
     Arguments:
         model: whose forward pass and whose parameters are observed.
@@ -30,7 +30,9 @@ class Probes:
         self._model = model
         self._index = index
         self._armed: list[Observer] = []  # until each has seen something
-        self._looked_at: set[int] = set()  # optimizers whose gradients' origin was looked at
+        self._unscaled: dict[int, Sequence[Tensor]] = {}  # parameters of the optimizers of this attempt
+        self._schedules: dict[int, Schedule] = {}
+        self._origin: dict[int, OriginProbe] = {}  # the last one of each optimizer
         self._has_order = model is not None
         self._finite = FiniteCheck(model) if model is not None else None
         self._search: ForwardSearch | None = None
@@ -52,18 +54,9 @@ class Probes:
             search.disarm()
             self._keep(search.collect())
 
-    def optimizer(self, index: int, parameters: Iterable[Tensor]) -> None:
-        """An optimizer's gradients are being unscaled: arm for its next ones what has not looked at them yet."""
-        if index in self._looked_at:
-            return
-        self._looked_at.add(index)
-        if self._model is not None and self._attempts == 0:  # armed over the whole model
-            return
-        numbered = self._numbered(parameters)
-        self._arm(OriginProbe(numbered))
-        if not self._has_order:
-            self._has_order = True
-            self._arm(BackwardOrder(numbered))
+    def optimizer(self, index: int, parameters: Sequence[Tensor]) -> None:
+        """The gradients of an optimizer's parameters are being unscaled."""
+        self._unscaled[index] = parameters
 
     def collect(self) -> list[Observation]:
         """At the end of an attempt: what has been seen; the observers that saw it are taken off."""
@@ -74,14 +67,15 @@ class Probes:
                 self._armed.remove(observer)
                 self._keep(observation)
         self._attempts += 1
-        if self._attempts % ORIGIN_EVERY == 0:
-            self._looked_at.clear()
         if self._attempts % CHECK_EVERY == 0:
             self._check()
         return self._take()
 
-    def follow(self, escalation: Escalation) -> list[Observation]:
-        """Look closer where a run of skipped attempts calls for it: at once, and in the next forward pass."""
+    def follow(self, escalation: Escalation, origins: Origins) -> list[Observation]:
+        """Look closer where what is known by now calls for it: at once, and in the next forward and backward pass."""
+        unscaled, self._unscaled = self._unscaled, {}
+        for index, parameters in unscaled.items():
+            self._look_again(index, parameters, origins)
         if escalation.take_check():
             self._check()
         if escalation.take_search() and self._model is not None and self._search is None:
@@ -95,6 +89,21 @@ class Probes:
         for observer in [*self._armed, *searching]:
             observer.disarm()
         self._armed, self._search = [], None
+
+    def _look_again(self, index: int, parameters: Sequence[Tensor], origins: Origins) -> None:
+        def is_known() -> bool:
+            return not origins.known.isdisjoint(map(self._index, parameters))
+
+        schedule = self._schedules.setdefault(index, Schedule())
+        if not schedule.calls_after(clean=index in origins.clean, is_known=is_known):
+            return
+        numbered = self._numbered(parameters)
+        if self._origin.get(index) not in self._armed:  # one that has seen nothing yet is waiting
+            self._origin[index] = OriginProbe(numbered)
+            self._arm(self._origin[index])
+        if not self._has_order:
+            self._has_order = True
+            self._arm(BackwardOrder(numbered))
 
     def _arm(self, *observers: Observer) -> None:
         for observer in observers:

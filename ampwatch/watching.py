@@ -257,7 +257,8 @@ class Watch(Unwatched):
         if not self._ring_on(device).send(self._numbers_of(scaler, noted), attempt):
             self._event("dropped", **_OUTRUN)
         self._harvester.advance()
-        self._send_seen(self._probes.follow(self._harvester.escalation), device, attempt.attempt)
+        seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
+        self._send_seen(seen, device, attempt.attempt)
 
     def _numbers_of(self, scaler: Scaler, noted: _Update) -> list[Tensor]:
         """In the order of `Attempt`."""

@@ -395,6 +395,33 @@ def test_without_a_model_the_origin_is_seen_one_attempt_later(recorder):
     ]
 
 
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize(
+    ("factor", "looks"),
+    [
+        (
+            [math.nan] * 3 + [1.0] * 7,
+            [0, 1, 2, 4],
+        ),  # 4: a power of two, and the one after the first clean attempt
+        ([math.nan] * 5 + [1.0] * 5, [0, 1, 2, 4, 6]),
+        ([2.0**-40] * 7 + [1.0] * 3, [0, 1, 2, 4, 8]),  # all underflow, clean
+        ([1.0] * 10, [0]),
+    ],
+)
+def test_the_origin_is_looked_at_until_some_is_known(recorder, factor, looks, with_model):
+    model = network(16, 64, 1)
+    optimizer = sgd(model)
+    scaler = make(recorder, model=model if with_model else None, init_scale=256.0)
+    for each in factor:
+        optimizer.zero_grad()
+        scaler.scale(half(model, torch.randn(8, 16)) * each).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found = [e.attempt for e in recorder.events("origin")]
+    assert found == (looks if with_model else looks[1:] or [1])
+    assert recorder.data("origin")[-1]["origins"]["0"] == "float16"
+
+
 def test_tensors_are_recorded_densely_then_every_so_often(recorder):
     recorder.settings = Settings(tensor_every=25)
     model = Weighted()
