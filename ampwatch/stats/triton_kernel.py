@@ -32,7 +32,7 @@ ACCESS_BYTES: Final = 16
 COUNTS: Final = 4  # n_inf, n_nan, n_offgrid, n_offgrid_bf16; the histogram follows them
 COUNT_WIDTH: Final = COUNTS + HIST_BINS
 MOST_TILES: Final = 120  # per work item: 8 rows of 120 tiles stay below the 2^10 of a packed count
-GATHERED_ROWS: Final = 16
+GATHERED_ROWS: Final = 64
 
 _THREADS = tl.constexpr(THREADS)
 _ACCESS = tl.constexpr(ACCESS_BYTES)
@@ -82,6 +82,8 @@ def _bits(x, DTYPE: tl.constexpr):
     """The bits of |x|, of float64 or else of float32, as integers; they are ordered as the magnitudes are."""
     if DTYPE == tl.float64:
         return x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
+    elif DTYPE == tl.bfloat16:  # the upper half of a float32
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF) << 16
     else:
         return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 

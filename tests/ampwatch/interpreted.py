@@ -1,0 +1,91 @@
+"""The Triton kernel on the CPU, under Triton's interpreter, in a process of its own.
+
+Triton decides once, when it is imported, whether it interprets: other tests must not share that.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ampwatch.stats import fused
+from ampwatch.stats import triton_kernel as kernel
+from ampwatch.stats.layout import WIDTH
+from ampwatch.stats.tables import TO_THE_END
+
+
+class Interpreter:
+    """Calls the functions below in the other process."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        command = [sys.executable, "-W", "error", __file__]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        pickle.dump((name, arguments), self._process.stdin)
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+def unscale(grads: list[Tensor], inverse: float) -> tuple[Tensor, list[Tensor], float]:
+    """Rows of statistics, the gradients unscaled, and found_inf."""
+    found_inf = torch.zeros(1)
+    versions = [grad._version for grad in grads]
+    rows = fused.unscale_with_statistics_(grads, found_inf, torch.tensor([inverse]))
+    assert [grad._version for grad in grads] == [version + 1 for version in versions]
+    return rows, grads, found_inf.item()
+
+
+def statistics(grads: list[Tensor]) -> tuple[Tensor, list[bool]]:
+    """Rows of statistics, and which gradients the kernel took."""
+    return fused.statistics_of(grads), [fused.handles(grad) for grad in grads]
+
+
+def far_end(last: list[float]) -> Tensor:
+    """Statistics of the last tile of 2^31 + 5 float16 elements; the memory before it is never touched."""
+    grad = torch.empty(2**31 + 5, dtype=torch.float16)
+    grad[-5:] = torch.tensor(last)
+    return _one_item(grad, 2**31 // 4096)
+
+
+def longest_item(value: float) -> Tensor:
+    """Statistics of as many tiles as one work item may have, each element the same, the first one misaligned."""
+    size = kernel.MOST_TILES * 4096
+    return _one_item(torch.full((size + 1,), value)[1:], 0)
+
+
+def _one_item(grad: Tensor, first: int) -> Tensor:
+    """The kernels with a single work item, from tile `first` to the end."""
+    counts = torch.empty(1, kernel.COUNT_WIDTH, dtype=torch.int32)
+    reals, out = torch.empty(1, 2, dtype=torch.float64), torch.empty(1, WIDTH, dtype=torch.float64)
+    sizes, address = torch.tensor([grad.numel()]), torch.tensor([grad.data_ptr()])
+    items = torch.tensor([0, first, TO_THE_END])
+    dtype, (rows, columns) = kernel.dtype_named(str(grad.dtype)), kernel.tile_shape(grad.itemsize)
+    kernel.scan[(1,)](address, sizes, items, counts, reals, None, None, dtype, rows, columns)
+    kernel.gather[(1,)](sizes, torch.tensor([0, 1]), torch.tensor([0]), counts, reals, out)
+    return out.squeeze(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # numpy warns of infinities that are meant
+    answers = sys.stdout.buffer
+    sys.stdout = sys.stderr
+    while sys.stdin.buffer.peek(1):
+        name, arguments = pickle.load(sys.stdin.buffer)
+        pickle.dump(globals()[name](*arguments), answers)
+        answers.flush()
