@@ -45,7 +45,6 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
         version=_version(),
         description="Gradients and loss scales of mixed-precision training: batches in, series and findings out.",
         lifespan=lifespan,
-        root_path=settings.root_path,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,

@@ -39,7 +39,7 @@ _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Guard:
-    """ASGI middleware: refuses foreign hosts and origins, adds the security headers.
+    """ASGI middleware: refuses foreign hosts and origins, adds the security headers, knows the path prefix.
 
     A page of another site can make a browser send requests to a port of this machine. By DNS rebinding it can even
     read the answers, but then the Host header carries its own name: only names of this server, and addresses,
@@ -49,6 +49,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._hosts = allowed_hosts(settings)
+        self._root = settings.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and pass it on."""
@@ -64,7 +65,13 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await handler(scope, receive, send_guarded)
+        await handler(self._rooted(scope), receive, send_guarded)
+
+    def _rooted(self, scope: Scope) -> Scope:
+        """The request below the path prefix, whether the proxy has stripped that (JupyterHub does not) or not."""
+        path = scope["path"]
+        inside = path == self._root or path.startswith(f"{self._root}/")
+        return {**scope, "root_path": self._root, "path": path if inside else self._root + path}
 
     def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "")

@@ -57,7 +57,7 @@ def serve(
         database: URL or path of the store; by default a SQLite file of the user's.
         ready: called with the one-time link once the server answers.
         allowed_hosts: more names that requests may be addressed to, as that of a proxy.
-        root_path: path prefix that a proxy strips.
+        root_path: path prefix under which a proxy shows the server.
     Errors: AmpwatchError where the port is in use, or the database cannot be opened.
     """
     settings = Settings(
@@ -115,7 +115,6 @@ class _Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            root_path=settings.root_path,
             log_config=None,
             access_log=False,  # it would write the codes of one-time links
             server_header=False,

@@ -31,7 +31,7 @@ class Settings:
         database: URL of a SQLite file or a PostgreSQL database; the path of a SQLite file will do.
         directory: spool directory to follow; None where batches come by HTTP only.
         host, port: what the server listens on; port 0 lets the system choose.
-        root_path: path prefix that a proxy strips before it hands a request on.
+        root_path: path prefix under which a proxy shows the server, whether it strips it or not.
         allowed_hosts: names that the Host header may carry beside loopback, addresses and `host`.
         token_file: where the first token is kept, mode 0600; None makes one for this process only.
         max_body_bytes, max_decoded_bytes: bounds of a request's body, as sent and decompressed.

@@ -8,9 +8,11 @@ import pytest
 import sent
 
 from ampwatch.errors import SettingsError
-from ampwatch_server.auth import SESSION_S, first_token
+from ampwatch_server.auth import SESSION_S, Auth, first_token
+from ampwatch_server.db import Database
 from ampwatch_server.serve import Running, running
 from ampwatch_server.service import Service
+from ampwatch_server.settings import Settings
 
 
 def test_the_first_token_is_kept_for_its_user_only(service: Service, tmp_path: Path) -> None:
@@ -87,11 +89,7 @@ def test_scopes(tmp_path: Path, scope: str, expected: tuple[int, ...]) -> None:
 
 
 def scoped_token(path: Path, scope: str) -> str:
-    """What `ampwatch token create` will do beside a running server."""
-    from ampwatch_server.auth import Auth
-    from ampwatch_server.db import Database
-    from ampwatch_server.settings import Settings
-
+    """What another process does beside a running server."""
     settings = Settings(database=str(path))
     database = Database(settings.url)
     token = Auth(database, settings).issue("token", scope, [scope])

@@ -80,5 +80,16 @@ def test_an_open_stream_does_not_hold_the_server(tmp_path: Path, connect) -> Non
     client.close()
 
 
-def test_next_batch_comes_soon_while_someone_watches(client: httpx.Client) -> None:
-    assert sent.post(client, sent.attempts(0, 3, 0)).json()["next_batch_s"] == 1.0
+def test_batches_come_often_while_someone_watches(tmp_path: Path, connect) -> None:
+    ahead = [0.0]
+    with (
+        running(database=str(tmp_path / "a.db"), clock=lambda: time.time() + ahead[0]) as server,
+        connect(server) as client,
+    ):
+        sent.send(client, sent.attempts(0, 3, 0))
+        ahead[0] = 999.0
+        assert sent.post(client, sent.attempts(3, 4, 1)).json()["next_batch_s"] >= 10
+        with client.stream("GET", "/v1/live?run=r") as response:
+            told = events(response)
+            next(told)
+            assert sent.post(client, sent.attempts(4, 5, 2)).json()["next_batch_s"] == 1.0

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import httpx
 import pytest
 
-from ampwatch_server.serve import Running
+from ampwatch_server.serve import Running, running
 
 
 @pytest.mark.parametrize("path", ["/", "/run/any", "/docs"])
@@ -41,3 +42,15 @@ def test_health_needs_no_token_and_metrics_do(client: httpx.Client) -> None:
     assert httpx.get(f"{base}/readyz").text == "ok\n"
     assert httpx.get(f"{base}/metrics").status_code == 401
     assert "ampwatch_inbox_batches 0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("prefix", ["", "/node/7"])  # of a proxy that strips it, and of one that does not
+def test_behind_a_path_prefix(tmp_path: Path, prefix: str) -> None:
+    with running(database=str(tmp_path / "a.db"), root_path="/node/7") as server, httpx.Client() as browser:
+        base = server.url.removesuffix("/node/7")
+        link = server.link.replace("/node/7", prefix)
+        answer = browser.get(link)
+        assert "Path=/node/7/" in answer.headers["set-cookie"]
+        cookie = {"Cookie": answer.headers["set-cookie"].split(";")[0]}
+        for path in ("/", "/v1/runs", "/static/base.css", "/assets/docs.js", "/openapi.json"):
+            assert httpx.get(f"{base}{prefix}{path}", headers=cookie).status_code == 200, path
