@@ -132,7 +132,7 @@ def magnitudes(tensors: Sequence[Tensor]) -> Tensor:
 
     Arguments:
         tensors: plain ones, on any devices.
-    Returns: (n,) float64 on the first tensor's device, empty on the CPU for no tensor; 0 for an empty tensor.
+    Returns: (n,) float64 on the device of `gathered`; 0 for an empty tensor.
     Synchronisation: none.
     """
     return gathered([_magnitude(tensor) for tensor in tensors])
@@ -147,8 +147,14 @@ def _magnitude(tensor: Tensor) -> Tensor:
 
 
 def gathered(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors as one float64 vector, on the device of the first; no synchronisation."""
+    """Tensors as one float64 vector; no synchronisation.
+
+    It lies on their device: where there are several on the first that is not the CPU, as a copy to the CPU would wait.
+    """
     if not parts:
-        return torch.empty(0, dtype=torch.float64)
-    device = parts[0].device
-    return torch.cat([part.reshape(-1).to(device, torch.float64, non_blocking=True) for part in parts])
+        return torch.empty(0, dtype=torch.float64, device="cpu")
+    device = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
+    flat = [part.reshape(-1) for part in parts]
+    if len({(part.device, part.dtype) for part in flat}) > 1:
+        flat = [part.to(device, torch.float64, non_blocking=True) for part in flat]
+    return torch.cat(flat).to(torch.float64)

@@ -12,17 +12,17 @@ No hook synchronises, holds a lock or raises; a model with hooks on can be copie
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .finite_check import FiniteCheck
 from .forward_search import ForwardSearch
-from .hooks import Hook, Numbers, Observation, Observer, gathered, is_plain, magnitudes, tensors_in
+from .hooks import Hook, Numbers, Observation, Observer, gathered, tensors_in
 from .stats.layout import HIST_LOG2_MIN, SCALARS, WIDTH
 from .stats.reference import statistics
 
@@ -31,7 +31,6 @@ __all__ = ["AutocastProbe", "BackwardOrder", "FiniteCheck", "ForwardSearch", "Ob
 ENOUGH_FOR_FLOAT16: Final = 64  # non-zero finite elements
 ENOUGH_FOR_BFLOAT16: Final = 4  # normal float16 numbers; each is on bfloat16's grid by chance once in 8
 _FINER_IN_BFLOAT16: Final = slice(-24 - HIST_LOG2_MIN, -18 - HIST_LOG2_MIN)  # bins of 2^-24 to 2^-18
-MOST_NAMES: Final = 16
 
 
 class _FirstAccumulations(Observer):
@@ -156,62 +155,3 @@ class AutocastProbe(Observer):
         self._settled = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if self._settled else torch.float32
         self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device}
-
-
-class FiniteCheck:
-    """Which parameters and floating buffers were finite at first and are no longer; event `finite_check`.
-
-    What was not finite at first, such as a mask buffer of -inf, is no fault and is not looked at again. It needs no
-    hooks: `arm` looks for the first time, `collect` looks again.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._first: dict[str, dict[str, Tensor]] | None = None
-
-    def arm(self) -> None:
-        """Look for the first time; nothing if that was done. No synchronisation."""
-        if self._first is None:
-            self._first = {kind: _magnitudes_of(tensors) for kind, tensors in self._tensors().items()}
-
-    def disarm(self) -> None:
-        """Nothing: there are no hooks. The first look is kept."""
-
-    def collect(self) -> Observation | None:
-        """What is not finite now, None before `arm`. No synchronisation."""
-        if self._first is None:
-            return None
-        parts: list[Tensor] = []
-        names: dict[str, list[str]] = {}
-        for kind, tensors in self._tensors().items():
-            first = self._first[kind]
-            names[kind] = [name for name in tensors if name in first]
-            parts += [first[name] for name in names[kind]]
-            parts.append(magnitudes([tensors[name] for name in names[kind]]))
-        return Observation("finite_check", gathered(parts), partial(_no_longer_finite, names))
-
-    def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Looked up anew each time: a model may have replaced its buffers."""
-        return {
-            "parameters": _plain(self._model.named_parameters()),
-            "buffers": _plain(self._model.named_buffers()),
-        }
-
-
-def _plain(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in named if is_plain(tensor)}
-
-
-def _magnitudes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return dict(zip(tensors, magnitudes(list(tensors.values())).unbind(), strict=True))
-
-
-def _no_longer_finite(names: Mapping[str, list[str]], numbers: Numbers) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    start = 0
-    for kind, kept in names.items():
-        first, now = np.isfinite(numbers[start : start + 2 * len(kept)]).reshape(2, len(kept))
-        lost = [kept[i] for i in np.flatnonzero(first & ~now)]
-        data[kind] = {"checked": int(first.sum()), "nonfinite": lost[:MOST_NAMES], "count": len(lost)}
-        start += 2 * len(kept)
-    return data

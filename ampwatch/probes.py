@@ -42,13 +42,14 @@ class Probes:
         if model is not None:
             parameters = self._numbered(model.parameters())
             self._arm(AutocastProbe(model), BackwardOrder(parameters), OriginProbe(parameters))
+        if self._finite is not None:
+            self._finite.arm()  # now, as what is not finite before any training is no fault
 
     def forward_ended(self) -> None:
         """A loss was scaled: the forward pass that was searched is over."""
         self._forward_passes += 1
-        if self._forward_passes == 1 and self._finite is not None:
-            self._finite.arm()  # what is not finite before any training is no fault
-            self._check()
+        if self._forward_passes == 1:
+            self._check()  # a first pass can poison buffers
         if self._search is not None:
             search, self._search = self._search, None
             search.disarm()

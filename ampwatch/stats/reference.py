@@ -144,7 +144,7 @@ def statistics_of(grads: Sequence[Tensor]) -> Tensor:
     Synchronisation: none.
     """
     if not grads:
-        return torch.empty(0, WIDTH, dtype=torch.float64)
+        return torch.empty(0, WIDTH, dtype=torch.float64, device="cpu")
     wide = [i for i, grad in enumerate(grads) if grad.dtype in _WIDE]
     if not wide:
         return _rows(grads, _FLOAT32)

@@ -12,11 +12,13 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.guard import failures
 from ampwatch.hooks import gathered, inert, magnitudes, tensors_in
 from ampwatch.observers import AutocastProbe, BackwardOrder, FiniteCheck, ForwardSearch, OriginProbe
+from ampwatch.stats.reference import statistics_of
 
 from .watched import Transformer, backward, forward, mlp, read
 
@@ -139,6 +141,14 @@ def test_nothing_synchronises(kind):
     assert read(observer)
 
 
+def test_buffers_are_looked_at_without_synchronising():
+    check = FiniteCheck(Transformer(1.0))
+    with NothingRead():
+        check.arm()
+        check.collect()
+    assert read(check)["buffers"] == {"checked": 0, "nonfinite": [], "count": 0}
+
+
 def test_magnitudes_carry_inf_and_nan():
     given = [[3.0, -4.0], [1.0, -math.inf], [math.inf, math.nan], [], [3 + 4j]]
     largest = magnitudes([torch.tensor(values) for values in given])
@@ -146,6 +156,19 @@ def test_magnitudes_carry_inf_and_nan():
     assert math.isnan(largest[2])
     assert largest.tolist()[3:] == [0.0, 4.0]
     assert gathered([]).shape == (0,)
+
+
+def test_numbers_of_several_devices_are_gathered_where_no_copy_waits():
+    with FakeTensorMode():
+        on_host, on_gpu = torch.ones((), device="cpu"), torch.ones(2, device="cuda", dtype=torch.float16)
+        assert (gathered([on_host, on_gpu]).device.type, gathered([on_host]).device.type) == ("cuda", "cpu")
+        assert gathered([on_gpu, on_gpu]).dtype == torch.float64
+
+
+def test_what_is_empty_lies_on_the_cpu_whatever_the_default_device():
+    with torch.device("meta"):
+        empty = gathered([]), magnitudes([]), statistics_of([])
+    assert {(tensor.device.type, tensor.numel()) for tensor in empty} == {("cpu", 0)}
 
 
 def test_tensors_are_found_in_nests():
@@ -280,6 +303,28 @@ def test_a_mask_of_minus_infinity_is_no_fault_and_a_poisoned_weight_is():
     check.arm()  # the first look stands
     poisoned = {"checked": 7, "nonfinite": ["blocks.0.key.bias"], "count": 1}
     assert read(check) == {"parameters": poisoned, "buffers": masked}
+
+
+def test_a_mask_that_a_model_makes_late_is_no_fault():
+    model = nn.Module()
+    model.register_buffer("mask", torch.zeros(4, 4))
+    model.register_buffer("cache", torch.empty(0))
+    check = FiniteCheck(model)
+    check.arm()
+    model.mask.fill_(-math.inf).triu_(1)
+    model.cache = torch.full((2, 2), math.inf)  # new, so this is what it is at first
+    assert read(check)["buffers"] == {"checked": 1, "nonfinite": [], "count": 0}
+    model.mask[0, 0] = math.nan
+    assert read(check)["buffers"] == {"checked": 1, "nonfinite": ["mask"], "count": 1}
+
+
+def test_a_model_that_is_converted_after_the_first_look_is_still_known():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    check = FiniteCheck(model)
+    check.arm()
+    model.to(torch.float64)
+    model[1].running_var[2] = math.inf
+    assert read(check)["buffers"] == {"checked": 2, "nonfinite": ["1.running_var"], "count": 1}
 
 
 def test_batch_norm_statistics_are_poisoned_by_an_overflow():

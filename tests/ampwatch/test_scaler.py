@@ -369,6 +369,18 @@ def test_a_forward_overflow_is_traced_to_its_module(recorder):
     assert [e.attempt for e in recorder.events("finite_check")] == [0, 0, 1, 3]
 
 
+def test_buffers_that_the_first_pass_poisons_are_told_at_once(recorder):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    nn.init.constant_(model[0].weight, 1.0)
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    scaler.scale(half(model, torch.full((2, 4), 6e4))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    first = recorder.events("finite_check")[0]
+    poisoned = {"checked": 2, "nonfinite": ["1.running_mean", "1.running_var"], "count": 2}
+    assert (first.attempt, first.data["buffers"]) == (0, poisoned)
+
+
 def test_the_first_pass_tells_autocast_order_and_origin(recorder):
     model = network(16, 64, 1)
     optimizer, scaler = sgd(model), make(recorder, model=model, init_scale=256.0)
