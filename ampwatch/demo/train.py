@@ -52,7 +52,7 @@ def train(
         model=model,
         settings=settings,
     )
-    skipped = 0
+    taken = _Taken(optimizer)
     for step in range(plan.steps):
         if step == plan.overflow_at:
             _sharpen(model)
@@ -60,13 +60,22 @@ def train(
         optimizer.zero_grad()
         with torch.autocast(device, dtype=torch.float16):
             loss = model.loss(characters.to(device), following.to(device))
-        scale = scaler.get_scale()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        skipped += scaler.get_scale() < scale
         if progress is not None:
-            progress(step + 1, loss.item(), scaler.get_scale(), skipped)
+            progress(step + 1, loss.item(), scaler.get_scale(), step + 1 - taken.steps)
+
+
+class _Taken:
+    """Counts the steps that an optimizer takes; that the scale fell does not tell, for at 0 it cannot."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.steps = 0
+        optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self.steps += 1
 
 
 def _sharpen(model: CharTransformer) -> None:
