@@ -18,7 +18,7 @@ class Escalation:
     def __init__(self) -> None:
         self._streaks: dict[int, int] = {}
         self._check = False
-        self._search = False
+        self._search = -1
 
     def add(self, stream: int, *, skipped: bool, loss_is_finite: bool) -> None:
         """Add the next attempt of a stream."""
@@ -27,14 +27,15 @@ class Escalation:
             return
         streak = self._streaks[stream] = self._streaks.get(stream, 0) + 1
         self._check = self._check or streak & (streak - 1) == 0  # 1st, 2nd, 4th, 8th …
-        self._search = self._search or (streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0)
+        if streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0:
+            self._search = stream
 
     def take_check(self) -> bool:
         """Whether parameters and buffers are to be checked for inf and NaN; asked once."""
         wanted, self._check = self._check, False
         return wanted
 
-    def take_search(self) -> bool:
-        """Whether the next forward pass is to be searched; asked once."""
-        wanted, self._search = self._search, False
+    def take_search(self) -> int:
+        """The stream whose next attempt is to be searched, -1 for none; asked once."""
+        wanted, self._search = self._search, -1
         return wanted

@@ -1,13 +1,20 @@
-"""Where a forward pass leaves the finite numbers: every module's inputs and outputs, for one pass.
+"""Where a forward pass leaves the finite numbers: what goes into and comes out of every module, for one attempt.
 
-The module that is looked for is the *innermost one with finite inputs and a non-finite output*. Attention scores
-that overflow inside a module without a module of their own name that module, and not the one behind it that was
-handed the NaN.
+    search = ForwardSearch(model)
+    search.arm()
+    ...                      # forward
+    search.pass_ended()      # a loss was scaled; and so on for each micro-batch
+    search.disarm()
+    search.collect()         # an Observation that tells of the first pass whose outputs are not finite
+
+A *pass* is what runs from one loss to the next, however many modules are called from outside for it: a model as a
+whole, or its parts one after another. What runs without gradients, such as an evaluation, is none; nor is what
+checkpointing calls again in backward. What the numbers say is told by forward_origin.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -17,56 +24,83 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .hooks import Hook, Numbers, Observation, Observer, gathered, is_plain, magnitudes, tensors_in
-from .stats.layout import SCALARS
+from .forward_origin import COLUMNS, Call, Trace, told
+from .hooks import Hook, Observation, Observer, gathered, in_backward, is_plain, magnitudes, tensors_in
 from .stats.reference import statistics
 
-MOST_CALLS: Final = 4096  # of modules in one pass; a recurrent model may loop for long
-MOST_IN_PATH: Final = 8
-_COLUMNS: Final = SCALARS[: SCALARS.index("max_abs") + 1]
+MOST_TENSORS: Final = 8192  # measured in one pass; a recurrent model may loop for long
+MOST_TRACES: Final = 8  # passes of different calls that are kept apart
+_AT: Final = {name: i for i, name in enumerate(COLUMNS)}
 
 
 @dataclass
-class _Call:
-    """One call of a module. `inputs` and `outputs` say which measured tensors are its own."""
+class _Entered:
+    """A module that has been called and has not returned yet."""
 
+    number: int
     module: str
-    module_type: str
-    parent: _Call | None
     inputs: range
-    outputs: range | None = None  # None until it has returned
+
+
+@dataclass
+class _Pass:
+    """A pass, or several of the same calls: the first of them whose outputs are not finite, else the first."""
+
+    trace: Trace
+    values: Tensor
+    is_broken: Tensor  # a bool on the device
+
+    def merge(self, later: _Pass) -> None:
+        """Take the later pass of the same calls in place of this one, unless this one is broken."""
+        self.values = torch.where(self.is_broken, self.values, later.values)
+        self.is_broken = self.is_broken | later.is_broken
 
 
 class ForwardSearch(Observer):
-    """Watches all modules of a model through its next forward pass; event `forward_search`.
+    """Watches all modules of a model until it is disarmed; event `forward_search`.
 
-    The pass ends with the call of the model itself, so that what checkpointing runs again in backward does not
-    count. Each tensor that goes into or comes out of a module costs one statistics pass. One thread is followed.
+    Each tensor that goes into or comes out of a module costs one statistics pass. Memory is bounded: passes of the
+    same calls, as micro-batches are, share one record. One thread is followed. Nothing synchronises.
     """
+
+    _parameters_finite: Tensor  # at the first call
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
         self._forget()
 
+    def restart(self) -> None:
+        """Forget what was seen, and go on looking."""
+        self._forget()
+
+    @torch.no_grad()
+    def pass_ended(self) -> None:
+        """A loss was scaled: what is called from now on belongs to the next pass."""
+        if self._returned:
+            self._keep(self._pass())
+        self._begin_pass()
+
     def collect(self) -> Observation | None:
         """What was seen so far, None if no module has returned."""
-        if not self._returned:
+        self.pass_ended()
+        if not self._passes:
             return None
-        values = gathered([self._parameters_finite, *self._rows])
-        return Observation(
-            "forward_search", values, partial(_decode, tuple(self._returned), tuple(self._may_be_mask))
-        )
+        values = gathered([self._parameters_finite, *(each.values for each in self._passes)])
+        return Observation("forward_search", values, partial(told, [each.trace for each in self._passes]))
 
     def _forget(self) -> None:
-        self._stack: list[_Call] = []
-        self._returned: list[_Call] = []
+        self._passes: list[_Pass] = []
+        self._thread: int | None = None
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self._stack: list[_Entered] = []
+        self._returned: list[Call] = []
         self._rows: list[Tensor] = []
         self._may_be_mask: list[bool] = []
-        self._parameters_finite = torch.empty(0)
-        self._calls = 0
-        self._thread: int | None = None
-        self._done = False
+        self._numbers = 0
+        self._is_first_call = True
 
     def _attach(self) -> Iterator[RemovableHandle]:
         for name, module in self._model.named_modules():
@@ -76,25 +110,30 @@ class ForwardSearch(Observer):
             yield module.register_forward_hook(leave, with_kwargs=True)
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._done or self._calls == MOST_CALLS or not self._follows_this_thread():
+        if len(self._rows) >= MOST_TENSORS or in_backward() or not self._follows_this_thread():
             return
-        if not self._calls:
-            self._parameters_finite = (
-                magnitudes(list(filter(is_plain, self._model.parameters()))).isfinite().all()
-            )
-        self._calls += 1
-        parent = self._stack[-1] if self._stack else None
-        self._stack.append(_Call(name, type(module).__name__, parent, self._measure((args, kwargs))))
+        if not self._stack and not torch.is_grad_enabled():
+            if (
+                module.training and not self._numbers
+            ):  # a generator may feed a critic so, an evaluation feeds nothing
+                self._is_first_call = False
+            return
+        if not (self._passes or self._numbers):
+            parameters = list(filter(is_plain, self._model.parameters()))
+            self._parameters_finite = magnitudes(parameters).isfinite().all()
+        self._stack.append(_Entered(self._numbers, name, self._measure((args, kwargs))))
+        self._numbers += 1
 
-    def _leave(self, name: str, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if self._done or not self._follows_this_thread() or name not in [call.module for call in self._stack]:
+    def _leave(self, name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        if get_ident() != self._thread or name not in [call.module for call in self._stack]:
             return
         call = self._stack.pop()
-        while call.module != name:  # one that raised, and was caught, never returned
+        while call.module != name:  # one that raised, and was caught: what it had called came to nothing
+            self._returned = [each for each in self._returned if each.number < call.number]
             call = self._stack.pop()
-        call.outputs = self._measure(output)
-        self._returned.append(call)
-        self._done = name == ""
+        parent = self._stack[-1].number if self._stack else -1
+        outputs = self._measure(output)
+        self._returned.append(Call(call.number, parent, name, type(module).__name__, call.inputs, outputs))
 
     def _follows_this_thread(self) -> bool:
         """DataParallel calls copies of the modules, with their hooks, in threads of their own."""
@@ -104,90 +143,26 @@ class ForwardSearch(Observer):
     def _measure(self, value: Any) -> range:
         start = len(self._rows)
         for tensor in tensors_in(value):
-            self._rows.append(statistics(tensor).narrow(0, 0, len(_COLUMNS)))
+            self._rows.append(statistics(tensor).narrow(0, 0, len(COLUMNS)))
             self._may_be_mask.append(not tensor.requires_grad)
         return range(start, len(self._rows))
 
+    def _pass(self) -> _Pass:
+        trace = Trace(tuple(self._returned), tuple(self._may_be_mask), self._is_first_call)
+        returned = [i for call in trace.outermost for i in call.outputs]
+        bad = [_n_nonfinite(self._rows[i], may_be_mask=self._may_be_mask[i]) for i in returned]
+        values = gathered(self._rows)
+        return _Pass(trace, values, gathered([values.new_zeros(1), *bad]).sum() > 0)
 
-@dataclass(frozen=True)
-class _Range:
-    """The numbers of several tensors: how many there are, and how far they reach."""
-
-    n_inf: int
-    n_nan: int
-    masked: int  # those of n_inf that an attention mask of 0 and -inf holds on purpose
-    max_abs: float | None  # over finite elements; None where there is no tensor
-
-    @property
-    def finite(self) -> bool:
-        return self.n_inf + self.n_nan == self.masked
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A call with its numbers."""
-
-    call: _Call
-    inputs: _Range
-    outputs: _Range
+    def _keep(self, ended: _Pass) -> None:
+        same = next((each for each in self._passes if each.trace == ended.trace), None)
+        if same is not None:
+            same.merge(ended)
+        elif len(self._passes) < MOST_TRACES:
+            self._passes.append(ended)
 
 
-def _decode(returned: Sequence[_Call], may_be_mask: Sequence[bool], numbers: Numbers) -> dict[str, Any]:
-    rows = [dict(zip(_COLUMNS, row, strict=True)) for row in numbers[1:].reshape(-1, len(_COLUMNS)).tolist()]
-    masked = [_masked(row) if may_be else 0 for row, may_be in zip(rows, may_be_mask, strict=True)]
-
-    def range_of(tensors: range) -> _Range:
-        return _Range(
-            n_inf=int(sum(rows[i]["n_inf"] for i in tensors)),
-            n_nan=int(sum(rows[i]["n_nan"] for i in tensors)),
-            masked=sum(masked[i] for i in tensors),
-            max_abs=max((rows[i]["max_abs"] for i in tensors), default=None),
-        )
-
-    seen = [_Seen(call, range_of(call.inputs), range_of(call.outputs or range(0))) for call in returned]
-    whole = [each for each in seen if each.call.parent is None]
-    origin = _origin(seen)
-    return {
-        "origin": None if origin is None else _described(origin, seen),
-        "path": [_described(each, seen) for each in seen if not each.outputs.finite][:MOST_IN_PATH],
-        "inputs_finite": all(each.inputs.finite for each in whole),
-        "outputs_finite": all(each.outputs.finite for each in whole),
-        "parameters_finite": bool(numbers[0]),
-    }
-
-
-def _masked(row: dict[str, float]) -> int:
-    """Infinite elements of an additive mask: it holds nothing but them and zeros."""
-    return int(row["n_inf"]) if row["n_zero"] + row["n_inf"] == row["numel"] else 0
-
-
-def _origin(seen: Sequence[_Seen]) -> _Seen | None:
-    """The first to return a non-finite output for finite inputs: what it calls returns before it does.
-
-    Only what reaches the outermost module counts. Scores masked with -inf by a module of their own are finite again
-    after the softmax.
-    """
-    bad = {id(each.call) for each in seen if not each.outputs.finite}
-    return next((each for each in seen if each.inputs.finite and _reaches_out(each.call, bad)), None)
-
-
-def _reaches_out(call: _Call | None, bad: set[int]) -> bool:
-    while call is not None:
-        if call.outputs is not None and id(call) not in bad:
-            return False
-        call = call.parent
-    return True
-
-
-def _described(each: _Seen, seen: Sequence[_Seen]) -> dict[str, Any]:
-    inside = [child.outputs.max_abs for child in seen if child.call.parent is each.call]
-    return {
-        "module": each.call.module,
-        "module_type": each.call.module_type,
-        "input_max_abs": each.inputs.max_abs,
-        "input_n_nonfinite": each.inputs.n_inf + each.inputs.n_nan - each.inputs.masked,
-        "output_n_inf": each.outputs.n_inf,
-        "output_n_nan": each.outputs.n_nan,
-        "output_max_abs": each.outputs.max_abs,
-        "children_max_abs": max((x for x in inside if x is not None), default=None),
-    }
+def _n_nonfinite(row: Tensor, *, may_be_mask: bool) -> Tensor:
+    """Inf and NaN elements, but those of an additive mask."""
+    numel, n_inf, n_nan, n_zero = (row.select(0, _AT[name]) for name in ("numel", "n_inf", "n_nan", "n_zero"))
+    return n_nan + (n_inf * ((n_zero == 0) | (n_zero + n_inf != numel)) if may_be_mask else n_inf)

@@ -73,6 +73,11 @@ def _captures() -> bool:
     return started and torch.cuda.is_current_stream_capturing()
 
 
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass, where checkpointing calls modules once more."""
+    return torch._C._current_graph_task_id() != -1
+
+
 class Observer(ABC):
     """Something that looks by hooks, from `arm` to `disarm`; what it has seen is kept until it is armed again."""
 

@@ -13,6 +13,7 @@ from .observers import AutocastProbe, BackwardOrder, FiniteCheck, ForwardSearch,
 from .origins import Origins, Schedule
 
 CHECK_EVERY: Final = 200  # attempts from one finite check to the next
+SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be searched must come
 
 
 class Probes:
@@ -36,6 +37,8 @@ class Probes:
         self._has_order = model is not None
         self._finite = FiniteCheck(model) if model is not None else None
         self._search: ForwardSearch | None = None
+        self._searched_stream = -1
+        self._search_until = 0
         self._seen: list[Observation] = []
         self._attempts = 0
         self._forward_passes = 0
@@ -46,27 +49,27 @@ class Probes:
             self._finite.arm()  # now, as what is not finite before any training is no fault
 
     def forward_ended(self) -> None:
-        """A loss was scaled: the forward pass that was searched is over."""
+        """A loss was scaled: a forward pass is over."""
         self._forward_passes += 1
         if self._forward_passes == 1:
             self._check()  # a first pass can poison buffers
         if self._search is not None:
-            search, self._search = self._search, None
-            search.disarm()
-            self._keep(search.collect())
+            self._search.pass_ended()
 
     def optimizer(self, index: int, parameters: Sequence[Tensor]) -> None:
         """The gradients of an optimizer's parameters are being unscaled."""
         self._unscaled[index] = parameters
 
-    def collect(self) -> list[Observation]:
-        """At the end of an attempt: what has been seen; the observers that saw it are taken off."""
+    def collect(self, stream: int = -1) -> list[Observation]:
+        """At the end of an attempt of a stream: what has been seen; the observers that saw it are taken off."""
         for observer in list(self._armed):
             observation = observer.collect()
             if observation is not None:
                 observer.disarm()
                 self._armed.remove(observer)
                 self._keep(observation)
+        if self._search is not None:
+            self._search_ended(self._search, stream)
         self._attempts += 1
         if self._attempts % CHECK_EVERY == 0:
             self._check()
@@ -79,8 +82,10 @@ class Probes:
             self._look_again(index, parameters, origins)
         if escalation.take_check():
             self._check()
-        if escalation.take_search() and self._model is not None and self._search is None:
-            self._search = ForwardSearch(self._model)
+        stream = escalation.take_search()
+        if stream >= 0 and self._model is not None and self._search is None:
+            self._search, self._searched_stream = ForwardSearch(self._model), stream
+            self._search_until = self._attempts + SEARCH_FOR
             self._search.arm()
         return self._take()
 
@@ -90,6 +95,17 @@ class Probes:
         for observer in [*self._armed, *searching]:
             observer.disarm()
         self._armed, self._search = [], None
+
+    def _search_ended(self, search: ForwardSearch, stream: int) -> None:
+        """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""
+        is_meant = stream == self._searched_stream
+        if not is_meant and self._attempts < self._search_until:
+            search.restart()
+            return
+        search.disarm()
+        self._search = None
+        if is_meant:
+            self._keep(search.collect())
 
     def _look_again(self, index: int, parameters: Sequence[Tensor], origins: Origins) -> None:
         def is_known() -> bool:

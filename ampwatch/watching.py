@@ -253,7 +253,7 @@ class Watch(Unwatched):
         attempt = self._attempt(scaler, noted)
         device = internals.scale_of(scaler).device
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
-        self._send_seen(self._probes.collect(), device, attempt.attempt)
+        self._send_seen(self._probes.collect(attempt.stream), device, attempt.attempt)
         if not self._ring_on(device).send(self._numbers_of(scaler, noted), attempt):
             self._event("dropped", **_OUTRUN)
         self._harvester.advance()

@@ -11,7 +11,7 @@ def called_for(attempts):
     for i, (stream, skipped, finite) in enumerate(attempts):
         escalation.add(stream, skipped=skipped, loss_is_finite=finite)
         checks += [i] if escalation.take_check() else []
-        searches += [i] if escalation.take_search() else []
+        searches += [i] if escalation.take_search() == stream else []
     return checks, searches
 
 
@@ -36,4 +36,4 @@ def test_what_is_not_taken_is_kept():
     escalation = Escalation()
     for _ in range(3):
         escalation.add(0, skipped=True, loss_is_finite=False)
-    assert (escalation.take_search(), escalation.take_search()) == (True, False)
+    assert (escalation.take_search(), escalation.take_search()) == (0, -1)

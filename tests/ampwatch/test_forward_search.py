@@ -138,17 +138,101 @@ def search_size(calls):
     return 1 + 9 * 2 * calls
 
 
-def test_only_the_first_pass_counts_until_it_is_armed_again():
+def passes(model, *inputs):
+    """What is said of several passes, as an accumulation makes them, and how many numbers were kept of them."""
+    observer = ForwardSearch(model)
+    observer.arm()
+    for x in inputs:
+        forward(model, x)
+        observer.pass_ended()
+    seen = observer.collect()
+    return seen.decode(seen.values.numpy()), seen.values.numel()
+
+
+FINITE, LARGE, LARGER = torch.ones(4, 16), torch.full((4, 16), 3e5), torch.full((4, 16), 6e5)
+
+
+@pytest.mark.parametrize("inputs", [[LARGE], [FINITE, LARGE], [FINITE] * 40 + [LARGE, FINITE, LARGER]])
+def test_of_several_passes_the_first_that_breaks_is_told(inputs):
+    seen, kept = passes(mlp(), *inputs)
+    assert (seen["origin"]["module"], seen["origin"]["input_max_abs"]) == ("0", 3e5)
+    assert kept == search_size(calls=4)  # of one pass, however many there are
+
+
+def test_of_passes_that_are_all_finite_the_last_is_told():
+    seen, kept = passes(mlp(), FINITE, FINITE)
+    assert (seen["origin"], seen["outputs_finite"], kept) == (None, True, search_size(calls=4))
+
+
+class Chosen(nn.ModuleList):
+    def forward(self, i, x):
+        return self[i](x)
+
+
+def test_passes_of_different_calls_are_kept_apart_up_to_eight():
+    model = Chosen(nn.Linear(16, 16) for _ in range(10))
+    observer = ForwardSearch(model)
+    observer.arm()
+    for i in range(10):
+        forward(model, i, LARGE if i == 5 else FINITE)
+        observer.pass_ended()
+    assert read(observer)["origin"]["module"] == "5"
+    assert observer.collect().values.numel() == 1 + 8 * 9 * 4
+
+
+def test_the_memory_of_a_pass_is_bounded():
+    model = nn.ModuleList([nn.Identity()])
+    observer = ForwardSearch(model)
+    observer.arm()
+    for _ in range(5000):
+        model[0](torch.ones(1))
+    assert observer.collect().values.numel() == 1 + 9 * 8192
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_evaluation_does_not_take_the_search(before):
     model = mlp()
     observer = ForwardSearch(model)
     observer.arm()
-    for x in (torch.ones(4, 16), torch.full((4, 16), 1e6)):
-        forward(model, x)
-    assert read(observer)["outputs_finite"] is True
-    observer.disarm()
+    for is_evaluation in (before, not before):
+        with torch.set_grad_enabled(not is_evaluation):
+            model.train(not is_evaluation)
+            forward(model, FINITE if is_evaluation else torch.full((4, 16), math.nan))
+    seen = read(observer)
+    assert (seen["inputs_finite"], seen["outputs_finite"], seen["origin"]) == (False, False, None)
+
+
+def test_an_evaluation_alone_is_nothing_seen():
+    observer = ForwardSearch(mlp())
     observer.arm()
-    forward(model, torch.full((4, 16), 1e6))
-    assert read(observer)["outputs_finite"] is False
+    with torch.no_grad():
+        forward(observer._model, LARGE)
+    assert observer.collect() is None
+
+
+def test_started_again_it_tells_of_what_comes_then():
+    model = mlp()
+    observer = ForwardSearch(model)
+    observer.arm()
+    forward(model, LARGE)
+    observer.restart()
+    forward(model, FINITE)
+    assert read(observer)["outputs_finite"] is True
+
+
+def test_a_module_that_raises_takes_what_it_called_with_it():
+    class Tries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bad = nn.Sequential(nn.Linear(16, 16), nn.Linear(3, 3))
+
+        def forward(self, x):
+            with pytest.raises(RuntimeError):
+                self.bad(x * 1e30)
+            return x
+
+    seen = search(Tries(), FINITE)
+    assert (seen["origin"], seen["path"], seen["outputs_finite"]) == (None, [], True)
 
 
 def test_a_module_that_raises_and_is_caught_leaves_the_nesting_intact():
@@ -166,13 +250,46 @@ def test_a_module_that_raises_and_is_caught_leaves_the_nesting_intact():
     assert (seen["origin"]["module"], seen["outputs_finite"]) == ("", False)
 
 
-def test_parts_of_a_model_that_is_never_called_as_a_whole():
-    parts = nn.ModuleDict({"generator": mlp(), "critic": mlp()})
-    observer = ForwardSearch(parts)
+def cells(*gains):
+    model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in gains)
+    for cell, gain in zip(model, gains, strict=True):
+        nn.init.constant_(cell.weight, gain)
+    return model
+
+
+def search_cells(model, x, between=lambda x: x):
+    observer = ForwardSearch(model)
     observer.arm()
-    forward(parts["critic"], forward(parts["generator"], torch.ones(4, 16)) * 1e30)
+    for cell in model:
+        x = between(forward(cell, x))
+    return read(observer)
+
+
+def test_parts_that_are_called_in_a_loop_are_not_blamed_on_the_inputs():
+    seen = search_cells(cells(1.0, 1e4, 1.0), torch.ones(2, 4))  # 4, 160,000
+    assert (seen["origin"]["module"], [each["module"] for each in seen["path"]]) == ("1", ["1", "2"])
+    assert (seen["inputs_finite"], seen["outputs_finite"]) == (None, False)
+
+
+def test_what_the_loop_does_between_its_parts_is_not_blamed_on_the_inputs():
+    seen = search_cells(cells(1.0, 1.0), torch.ones(2, 4), between=lambda x: x * 1e5)
+    assert (seen["origin"], seen["inputs_finite"], seen["outputs_finite"]) == (None, None, False)
+
+
+def test_what_the_first_part_is_given_are_the_inputs():
+    seen = search_cells(cells(1.0, 1.0), torch.full((2, 4), math.nan))
+    assert (seen["origin"], seen["inputs_finite"], seen["outputs_finite"]) == (None, False, False)
+
+
+def test_what_is_made_without_gradients_is_not_blamed_on_the_inputs():
+    model = nn.ModuleDict({"generator": nn.Linear(4, 4), "critic": nn.Linear(4, 4)})
+    observer = ForwardSearch(model)
+    observer.arm()
+    with torch.no_grad():
+        fake = forward(model["generator"], torch.ones(2, 4)) * 1e6
+    forward(model["critic"], fake)
     seen = read(observer)
-    assert (seen["inputs_finite"], seen["outputs_finite"]) == (False, False)
+    assert (seen["origin"], seen["inputs_finite"], seen["outputs_finite"]) == (None, None, False)
 
 
 def test_an_observation_does_not_change_with_what_comes_after():

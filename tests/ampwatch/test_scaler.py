@@ -369,6 +369,46 @@ def test_a_forward_overflow_is_traced_to_its_module(recorder):
     assert [e.attempt for e in recorder.events("finite_check")] == [0, 0, 1, 3]
 
 
+def test_an_overflow_in_a_later_micro_batch_is_traced_too(recorder):
+    model = overflowing()
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for x in (torch.zeros(2, 4), torch.zeros(2, 4), torch.ones(2, 4)):
+            scaler.scale(half(model, x)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            half(model, torch.zeros(2, 4))
+    (search,) = recorder.events("forward_search")
+    assert (search.attempt, search.data["origin"]["module"]) == (2, "2")
+
+
+def test_the_search_is_of_an_attempt_of_the_stream_that_breaks(recorder):
+    model = nn.ModuleList([overflowing(), network(4, 4, 1)])
+    optimizers, scaler = [sgd(part) for part in model], make(recorder, model=model)
+    for i in (0, 1, 0, 1, 1, 0):
+        optimizers[i].zero_grad()
+        scaler.scale(half(model[i], torch.ones(2, 4))).backward()
+        scaler.step(optimizers[i])
+        scaler.update()
+    (search,) = recorder.events("forward_search")
+    assert (search.attempt, search.stream, search.data["origin"]["module"]) == (5, 0, "0.2")
+
+
+def test_a_search_does_not_wait_for_ever(recorder):
+    model = nn.ModuleList([overflowing(), Weighted()])
+    optimizers, scaler = [sgd(part) for part in model], make(recorder, model=model)
+    for _ in range(2):
+        scaler.scale(half(model[0], torch.ones(2, 4))).backward()
+        scaler.step(optimizers[0])
+        scaler.update()
+    assert len(model[1]._forward_hooks) == 1
+    for _ in range(65):
+        attempt(scaler, model[1], optimizers[1], x=(0.0, 0.0))
+    assert (len(model[1]._forward_hooks), recorder.events("forward_search")) == (0, [])
+
+
 def test_buffers_that_the_first_pass_poisons_are_told_at_once(recorder):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     nn.init.constant_(model[0].weight, 1.0)

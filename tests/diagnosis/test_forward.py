@@ -67,6 +67,14 @@ def test_nonfinite_inputs_are_not_overflow():
     assert (finding.kind, finding.headline.count("the inputs of the model")) == ("nonfinite_forward", 1)
 
 
+def test_inputs_of_which_nothing_is_known_are_not_spoken_of():
+    (finding,) = searched(inputs_finite=None).findings()
+    assert (finding.kind, finding.module) == ("forward_overflow", "blocks.1.attention")
+    (finding,) = searched(inputs_finite=None, origin=None).findings()
+    said = [finding.headline, *(e.text for e in finding.evidence), *(a.text for a in finding.advice)]
+    assert (finding.kind, [text for text in said if "inputs of the model" in text]) == ("nonfinite_forward", [])
+
+
 def test_a_loss_that_breaks_by_itself_is_not_overflow_of_the_model():
     (finding,) = searched(outputs_finite=True, origin=None).findings()
     assert (finding.kind, "the loss itself" in finding.headline) == ("nonfinite_forward", True)
