@@ -44,7 +44,7 @@ def main() -> None:
     for label, sizes in GRADIENTS.items():
         grads = [torch.randn(n) for n in sizes]
         plain = best_us(torch._amp_foreach_non_finite_check_and_unscale_, grads, found_inf, inverse)
-        ours = [best_us(choose(name, {}).compute, grads) for name in IMPLEMENTATIONS]
+        ours = [best_us(choose(name).compute, grads) for name in IMPLEMENTATIONS]
         print(f"{label:32}{plain:12,.0f}" + "".join(f"{us:12,.0f}" for us in ours))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AUTO: Final = "auto"
-VARIABLE: Final = "AMPWATCH_STATS"
 IMPLEMENTATIONS: Final = ("reference",)
 
 _log = logging.getLogger("ampwatch")
@@ -31,20 +29,18 @@ class Statistics(NamedTuple):
     compute: Callable[[Sequence[Tensor]], Tensor]
 
 
-def choose(name: str = AUTO, environ: Mapping[str, str] | None = None) -> Statistics:
+def choose(name: str = AUTO) -> Statistics:
     """The implementation of the statistics pass for this process; logged at its first use.
 
     Arguments:
-        name: one of `IMPLEMENTATIONS`, or `auto` for the fastest that works here.
-        environ: the environment, that of the process if None; `AMPWATCH_STATS` in it wins over `name`.
+        name: one of `IMPLEMENTATIONS`, or `auto` for the fastest that works here: `Settings.statistics`, where the
+            environment has been read already.
     Errors: SettingsError for a name that is none of these.
     """
-    wanted = (os.environ if environ is None else environ).get(VARIABLE, "") or name
-    if wanted not in (AUTO, *IMPLEMENTATIONS):
-        raise SettingsError(
-            f"statistics ({VARIABLE}): got {wanted!r}, it must be one of {', '.join((AUTO, *IMPLEMENTATIONS))}"
-        )
-    return _load(IMPLEMENTATIONS[0] if wanted == AUTO else wanted)
+    if name not in (AUTO, *IMPLEMENTATIONS):
+        allowed = ", ".join((AUTO, *IMPLEMENTATIONS))
+        raise SettingsError(f"statistics (AMPWATCH_STATS): got {name!r}, it must be one of {allowed}")
+    return _load(IMPLEMENTATIONS[0] if name == AUTO else name)
 
 
 @cache

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampwatch.errors import SettingsError
+from ampwatch.settings import Settings
 from ampwatch.stats import choose as choosing
 from ampwatch.stats.choose import choose
 from ampwatch.stats.layout import HIST_BINS, SCALARS, WIDTH
@@ -232,8 +233,8 @@ def test_nothing_is_read_on_the_host():
 def test_the_choice_is_logged_once(caplog):
     choosing._load.cache_clear()
     caplog.set_level(logging.INFO, logger="ampwatch")
-    assert choose(environ={}) is choose("reference", {})
-    assert choose(environ={}) == ("reference", statistics_of)
+    assert choose() is choose("reference")
+    assert choose() == ("reference", statistics_of)
     assert [record.getMessage() for record in caplog.records] == ["statistics pass: reference"]
 
 
@@ -241,4 +242,11 @@ def test_an_unknown_implementation_names_the_known():
     with pytest.raises(
         SettingsError, match=r"AMPWATCH_STATS\): got 'gpu', it must be one of auto, reference"
     ):
-        choose(environ={"AMPWATCH_STATS": "gpu"})
+        choose("gpu")
+
+
+def test_the_environment_has_no_say_beside_the_settings(monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STATS", "gpu")
+    assert choose("reference") is choose(Settings.load(statistics="reference").statistics)
+    with pytest.raises(SettingsError):
+        choose(Settings.load().statistics)
