@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Final, TypeAlias
@@ -36,6 +36,8 @@ KEPT_TABLES: Final = 32  # per thread; a GAN needs one for each network
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """found_inf and inv_scale."""
+Places: TypeAlias = tuple[int, ...] | range
+"""Of some gradients among all: hashable, to be part of a key."""
 Launch: TypeAlias = Callable[[], None]
 
 
@@ -100,10 +102,7 @@ def unscale_with_statistics_(grads: Sequence[Tensor], found_inf: Tensor, inv_sca
 
 
 def _pass_over(grads: Sequence[Tensor], factors: Factors | None) -> Tensor:
-    ours: dict[torch.dtype, list[int]] = {}
-    others: list[int] = []
-    for i, grad in enumerate(grads):
-        (ours.setdefault(grad.dtype, []) if handles(grad) else others).append(i)
+    ours, others = _split(grads)
     if not ours:
         return _by_torch(list(grads), factors)
     device = grads[next(iter(ours.values()))[0]].device
@@ -121,6 +120,28 @@ def _pass_over(grads: Sequence[Tensor], factors: Factors | None) -> Tensor:
     return out
 
 
+def _split(grads: Sequence[Tensor]) -> tuple[Mapping[torch.dtype, Places], Places]:
+    """Places of the gradients that the kernel takes, by dtype, and of the others."""
+    if _alike(grads):
+        return {grads[0].dtype: range(len(grads))}, ()
+    ours: dict[torch.dtype, list[int]] = {}
+    others: list[int] = []
+    for i, grad in enumerate(grads):
+        (ours.setdefault(grad.dtype, []) if handles(grad) else others).append(i)
+    return {dtype: tuple(places) for dtype, places in ours.items()}, tuple(others)
+
+
+def _alike(grads: Sequence[Tensor]) -> bool:
+    """Whether the kernel takes them all in one launch: the usual case, and a third of the time of asking each."""
+    return (
+        len(grads) > 0
+        and set(map(type, grads)) == {Tensor}
+        and len({grad.dtype for grad in grads}) == 1
+        and all(map(Tensor.is_contiguous, grads))
+        and handles(grads[0])
+    )
+
+
 def _by_torch(grads: list[Tensor], factors: Factors | None) -> Tensor:
     rows = reference.statistics_of(grads)
     if factors is not None:
@@ -128,7 +149,7 @@ def _by_torch(grads: list[Tensor], factors: Factors | None) -> Tensor:
     return rows
 
 
-def _prepare(grads: Sequence[Tensor], places: list[int], out: Tensor, factors: Factors | None) -> Launch:
+def _prepare(grads: Sequence[Tensor], places: Places, out: Tensor, factors: Factors | None) -> Launch:
     """All that may fail of a pass over gradients of one dtype; the pass itself is left to be called."""
     from . import triton_kernel as kernel
 
@@ -156,16 +177,16 @@ def _prepare(grads: Sequence[Tensor], places: list[int], out: Tensor, factors: F
     return launch
 
 
-def _table(grads: Sequence[Tensor], places: list[int], dtype: torch.dtype, device: torch.device) -> Table:
+def _table(grads: Sequence[Tensor], places: Places, dtype: torch.dtype, device: torch.device) -> Table:
     """The kept table for gradients of these sizes on the current stream, or a new one."""
     from . import triton_kernel as kernel
 
     sizes = np.fromiter(map(Tensor.numel, grads), np.int64, len(grads))
-    rows = np.array(places, np.int64)
-    key = (device, _stream(device), dtype, sizes.tobytes(), rows.tobytes())
+    key = (device, _stream(device), dtype, sizes.tobytes(), places)
     table = _kept.tables.pop(key, None)
     if table is None:
         tile = kernel.tile_elements(dtype.itemsize)
+        rows = np.array(places, np.int64)
         table = Table(sizes, rows, tile, kernel.MOST_TILES, device, host_of(device))
         while len(_kept.tables) >= KEPT_TABLES:
             _kept.tables.popitem(last=False)
@@ -178,7 +199,7 @@ def _rehearse(device: torch.device, dtype: torch.dtype, unscaling: bool) -> None
     """The pass over one element of our own: what does not compile or launch here would not with gradients either."""
     scratch = torch.zeros(1, dtype=dtype, device=device)
     factors = (torch.zeros(1, device=device), torch.ones(1, device=device)) if unscaling else None
-    _prepare([scratch], [0], torch.empty(1, WIDTH, dtype=torch.float64, device=device), factors)()
+    _prepare([scratch], range(1), torch.empty(1, WIDTH, dtype=torch.float64, device=device), factors)()
 
 
 def _dense(grad: Tensor) -> bool:

@@ -62,10 +62,9 @@ def far_end(last: list[float]) -> Tensor:
     return _one_item(grad, 2**31 // 4096)
 
 
-def longest_item(value: float) -> Tensor:
-    """Statistics of as many tiles as one work item may have, each element the same, the first one misaligned."""
-    size = kernel.MOST_TILES * 4096
-    return _one_item(torch.full((size + 1,), value)[1:], 0)
+def one_item(grad: Tensor) -> Tensor:
+    """Statistics of a whole tensor, taken by one program of the grid."""
+    return _one_item(grad, 0)
 
 
 def _one_item(grad: Tensor, first: int) -> Tensor:

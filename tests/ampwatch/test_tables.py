@@ -117,11 +117,11 @@ def test_tables_are_kept_for_sizes_seen_before_and_dropped_beyond_a_bound(monkey
     pytest.importorskip("triton")
     monkeypatch.setattr(fused, "_kept", fused._Kept())
     grads = [torch.empty(3), torch.empty(4)]
-    first = fused._table(grads, [0, 1], torch.float32, CPU)
-    assert fused._table([torch.empty(3), torch.empty(4)], [0, 1], torch.float32, CPU) is first
-    assert fused._table(grads, [1, 0], torch.float32, CPU) is not first
+    first = fused._table(grads, range(2), torch.float32, CPU)
+    assert fused._table([torch.empty(3), torch.empty(4)], range(2), torch.float32, CPU) is first
+    assert fused._table(grads, (1, 0), torch.float32, CPU) is not first
     for n in range(100):
-        fused._table([torch.empty(n)], [0], torch.float32, CPU)
+        fused._table([torch.empty(n)], (0,), torch.float32, CPU)
     assert len(fused._kept.tables) == fused.KEPT_TABLES
 
 
