@@ -14,9 +14,10 @@ from torch import Tensor
 from ampwatch.stats import reference
 from ampwatch.stats.layout import SCALARS
 
-from .interpreted import Interpreter
-
 triton = pytest.importorskip("triton")
+
+from .interpreted import Interpreter  # noqa: E402 - it needs Triton
+
 torch.set_num_threads(1)
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
