@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from .escalation import Escalation
 from .hooks import Observation, Observer
-from .observers import AutocastProbe, BackwardOrder, FiniteCheck, ForwardSearch, OriginProbe
+from .observers import AutocastProbe, BackwardOrder, FiniteCheck, OriginProbe
 from .origins import Origins, Schedule
+from .search import Search
 
 CHECK_EVERY: Final = 200  # attempts from one finite check to the next
 SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be searched must come
@@ -36,7 +37,7 @@ class Probes:
         self._origin: dict[int, OriginProbe] = {}  # the last one of each optimizer
         self._has_order = model is not None
         self._finite = FiniteCheck(model) if model is not None else None
-        self._search: ForwardSearch | None = None
+        self._search: Search | None = None
         self._searched_stream = -1
         self._search_until = 0
         self._seen: list[Observation] = []
@@ -48,13 +49,13 @@ class Probes:
         if self._finite is not None:
             self._finite.arm()  # now, as what is not finite before any training is no fault
 
-    def forward_ended(self) -> None:
-        """A loss was scaled: a forward pass is over."""
+    def forward_ended(self, losses: Sequence[Tensor] = ()) -> None:
+        """These losses are scaled: a forward pass is over."""
         self._forward_passes += 1
         if self._forward_passes == 1:
             self._check()  # a first pass can poison buffers
         if self._search is not None:
-            self._search.pass_ended()
+            self._search.pass_ended(losses)
 
     def optimizer(self, index: int, parameters: Sequence[Tensor]) -> None:
         """The gradients of an optimizer's parameters are being unscaled."""
@@ -84,19 +85,20 @@ class Probes:
             self._check()
         stream = escalation.take_search()
         if stream >= 0 and self._model is not None and self._search is None:
-            self._search, self._searched_stream = ForwardSearch(self._model), stream
+            self._search, self._searched_stream = Search(self._model), stream
             self._search_until = self._attempts + SEARCH_FOR
             self._search.arm()
         return self._take()
 
     def close(self) -> None:
         """Take every hook off."""
-        searching = [self._search] if self._search is not None else []
-        for observer in [*self._armed, *searching]:
+        for observer in self._armed:
             observer.disarm()
+        if self._search is not None:
+            self._search.disarm()
         self._armed, self._search = [], None
 
-    def _search_ended(self, search: ForwardSearch, stream: int) -> None:
+    def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""
         is_meant = stream == self._searched_stream
         if not is_meant and self._attempts < self._search_until:
@@ -105,7 +107,7 @@ class Probes:
         search.disarm()
         self._search = None
         if is_meant:
-            self._keep(search.collect())
+            self._seen += search.collect()
 
     def _look_again(self, index: int, parameters: Sequence[Tensor], origins: Origins) -> None:
         def is_known() -> bool:

@@ -114,6 +114,7 @@ EVENT_TYPES: Final = frozenset(
         "call_fault",
         "finite_check",
         "forward_search",
+        "operations",
         "fault",
         "dropped",
         "heartbeat",

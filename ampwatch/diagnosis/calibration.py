@@ -101,4 +101,4 @@ def _skips(skips: int, attempts: int) -> Evidence:
 
 
 def _start_lower(last: Episode) -> list[Advice]:
-    return texts.fill(texts.CALIBRATION, settled_log2=round(math.log2(last.scale_after)))
+    return texts.fill(texts.ADVICE["calibration"], settled_log2=round(math.log2(last.scale_after)))

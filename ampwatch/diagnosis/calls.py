@@ -30,7 +30,7 @@ def _finding(case: Case, kind: str, events: Sequence[Event]) -> Finding:
     headline = texts.HEADLINES[kind].format(first=texts.at(first), fault=what, raised=texts.RAISED[raised])
     evidence = _evidence(case, events)
     return case.finding(
-        kind, "error", headline, first=first, evidence=evidence, advice=texts.CALLS, confidence=1.0
+        kind, "error", headline, first=first, evidence=evidence, advice=texts.ADVICE[kind], confidence=1.0
     )
 
 

@@ -68,6 +68,7 @@ class Described:
     call_faults: Kept = field(default_factory=Kept)
     finite_checks: Kept = field(default_factory=Kept)
     searches: Kept = field(default_factory=Kept)
+    operations: Kept = field(default_factory=Kept)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -94,6 +95,8 @@ class Described:
                     self.finite_checks.add(event)
                 case "forward_search":
                     self.searches.add(event)
+                case "operations":
+                    self.operations.add(event)
 
     @property
     def autocast(self) -> str | None:

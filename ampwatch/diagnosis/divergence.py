@@ -37,7 +37,7 @@ def _diverged(case: Case, trend: Trend) -> Finding:
         texts.HEADLINES["divergence"].format(first=first, recovery=recovery, **_ratios(trend)),
         first=trend.onset,
         evidence=_evidence(trend),
-        advice=texts.fill(texts.DIVERGENCE, first=first, clip=f"{trend.norm_p99:.2g}"),
+        advice=texts.fill(texts.ADVICE["divergence"], first=first, clip=f"{trend.norm_p99:.2g}"),
         confidence=0.9,
         state="recovered" if settled else "open",
     )
@@ -51,7 +51,7 @@ def _early(case: Case, trend: Trend) -> Finding:
         texts.HEADLINES["divergence.early"].format(first=first, **_ratios(trend)),
         first=trend.onset,
         evidence=_evidence(trend),
-        advice=texts.fill(texts.DIVERGENCE, first=first, clip=f"{trend.norm_p99:.2g}"),
+        advice=texts.fill(texts.ADVICE["divergence"], first=first, clip=f"{trend.norm_p99:.2g}"),
         confidence=0.6,
     )
 

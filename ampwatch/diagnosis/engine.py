@@ -26,7 +26,9 @@ from .described import Described
 from .divergence import divergence
 from .facts import Stream
 from .findings import Finding, Verdict
+from .floor import dead_zone, scale_floor
 from .forward import forward
+from .poisoned import poisoned
 from .precedence import settle
 from .precision import useless_scaler
 from .progress import no_updates
@@ -38,7 +40,10 @@ Rule = Callable[[Case], Iterator[Finding]]
 
 STREAM_RULES: Final[tuple[Rule, ...]] = (
     divergence,
+    poisoned,
     forward,
+    dead_zone,
+    scale_floor,
     no_updates,
     underflow,
     growth_probe,

@@ -76,6 +76,7 @@ class Episode:
     loss_before: float
     trend: Trend | None
     last: Moment = NEVER
+    scale_last: float = -1.0  # at the last of them
     scale_after: float = 0.0
     attempts: int = 0
     skips: int = 0
@@ -85,12 +86,15 @@ class Episode:
     loss_last: float = 0.0
     at_one: int = 0
     first_at_one: Moment | None = None
+    held: int = 0  # skips in a row, up to the last, that left the scale as it was
+    first_held: Moment | None = None
     first_bad_elements: int = 0
     closed: Moment | None = None
 
     def add(self, row: Any) -> None:
         """Take the next attempt in."""
-        moment = Moment(int(row["attempt"]), int(row["step"]))
+        moment = _moment(row)
+        self._note_floor(moment, float(row["scale"]))
         self.last, self.scale_after, self.loss_last = moment, float(row["scale_after"]), float(row["loss"])
         self.attempts += 1
         self.skips += bool(row["skipped"])
@@ -101,6 +105,12 @@ class Episode:
         if row["scale"] <= 1:
             self.at_one += 1
             self.first_at_one = self.first_at_one or moment
+
+    def _note_floor(self, moment: Moment, scale: float) -> None:
+        """Count the skips at one scale, whoever keeps it there: the policy, or a loop that sets a minimum."""
+        if scale != self.scale_last or self.first_held is None:
+            self.held, self.first_held, self.scale_last = 0, moment, scale
+        self.held += 1
 
     @property
     def calibrates(self) -> bool:
@@ -160,6 +170,8 @@ class Stream:
     last: Moment = NEVER
     first_taken: Moment | None = None
     first_growth: Moment | None = None
+    applied: Moment | None = None  # the first step that unscaling made inf or NaN
+    applied_scale: float = 0.0
     zero_since: Moment | None = None  # every gradient zero although the loss is not
     zero_attempts: int = 0
     episodes: list[Episode] = field(default_factory=list)
@@ -173,6 +185,10 @@ class Stream:
 
     def fold(self, rows: Rows) -> None:
         """Take in further attempts of this stream, in order."""
+        rows = rows[~rows["idle"]]
+        if rows["applied"].any() and self.applied is None:
+            first = rows[rows["applied"]][0]
+            self.applied, self.applied_scale = _moment(first), float(first["scale"])
         bad = rows["skipped"] | _nonfinite(rows["loss"])
         for start, stop in _runs(bad):
             if bad[start]:
@@ -206,9 +222,11 @@ class Stream:
     def _clean(self, rows: Rows) -> None:
         if self.open:
             self._close(_moment(rows[0]))
-        self.first_taken = self.first_taken or _moment(rows[0])
+        taken = np.flatnonzero(rows["taken"])
+        if len(taken):
+            self.first_taken = self.first_taken or _moment(rows[taken[0]])
         self.attempts += len(rows)
-        self.taken += len(rows)
+        self.taken += len(taken)
         self._note_scales(rows)
         self._note_zeros(rows)
         self._remember(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))

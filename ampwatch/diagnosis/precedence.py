@@ -15,8 +15,14 @@ PRECEDENCE: Final = (
     "call_order",
     "scaler_bypassed",
     "divergence",
+    "weights_poisoned",
+    "buffers_poisoned",
+    "mask_constant",
+    "loss_in_fp16",
     "forward_overflow",
+    "dead_zone",
     "nonfinite_forward",
+    "scale_floor",
     "no_updates",
     "bad_batch",
     "underflow",
@@ -27,19 +33,31 @@ PRECEDENCE: Final = (
 )
 """From the most specific kind to the least."""
 
-_SCALE_FELL: Final = frozenset({"no_updates", "underflow", "spike", "useless_scaler"})
-_FORWARD: Final = _SCALE_FELL | {"bad_batch", "nonfinite_forward", "divergence"}
+_SCALE_FELL: Final = frozenset({"underflow", "spike", "useless_scaler"})
+_STUCK: Final = _SCALE_FELL | {"no_updates", "calibration"}
+_FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scale_floor"}
+_LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}
+_POISONED: Final = frozenset({"weights_poisoned", "buffers_poisoned"})
+_ALL: Final = _LOCATED | _POISONED | {"divergence"}
 EXPLAINS: Final[dict[str, frozenset[str]]] = {
-    "call_order": _FORWARD | {"scaler_bypassed", "forward_overflow"},
-    "scaler_bypassed": _FORWARD | {"forward_overflow"},
-    "divergence": _FORWARD | {"forward_overflow"},
+    "call_order": _ALL | {"scaler_bypassed"},
+    "scaler_bypassed": _ALL,
+    "divergence": _LOCATED | _POISONED,
+    "weights_poisoned": _LOCATED | {"buffers_poisoned"},
+    "buffers_poisoned": _LOCATED,
+    "mask_constant": _FORWARD,
+    "loss_in_fp16": _FORWARD,
     "forward_overflow": _FORWARD,
-    "nonfinite_forward": _FORWARD,
+    "dead_zone": _STUCK | {"nonfinite_forward", "scale_floor", "bad_batch"},
+    "nonfinite_forward": _STUCK | {"scale_floor", "bad_batch"},
+    "scale_floor": _STUCK,
     "no_updates": _SCALE_FELL,
     "bad_batch": _SCALE_FELL,
 }
 """What a cause explains from its first attempt on; metadata faults are explained whenever they began."""
 _TIMELESS: Final = frozenset({"useless_scaler"})
+_LATER: Final = frozenset({("weights_poisoned", "dead_zone")})
+"""What came of the other, and is the headline all the same."""
 _SLACK: Final = {
     "call_order": 2,
     "scaler_bypassed": 2,
@@ -112,24 +130,27 @@ def _also_on(finding: Finding, ranks: list[int]) -> Finding:
 
 
 def _causes(findings: list[Finding]) -> list[Finding]:
-    """Drop what another finding of the run explains, and keep its headline there as evidence."""
+    """Drop what another finding of the run explains, and keep its headline with the first cause as evidence."""
     by_cause = sorted(findings, key=lambda f: (PRECEDENCE.index(f.kind), f.first_attempt))
     causes: list[Finding] = []
+    known: list[tuple[Finding, int]] = []  # each finding, and which cause it goes back to
     for finding in by_cause:
-        i = next((i for i, cause in enumerate(causes) if _explains(cause, finding)), None)
-        if i is None:
-            causes = [c for c in causes if not _explains(finding, c)]
+        cause = next((cause for before, cause in known if _explains(before, finding)), None)
+        if cause is None:
+            cause = len(causes)
             causes.append(finding)
         else:
             told = Evidence(text=finding.headline, attempt=finding.first_attempt, tensor=finding.tensor)
-            causes[i] = _with_evidence(causes[i], told)
+            causes[cause] = _with_evidence(causes[cause], told)
+        known.append((finding, cause))
     return causes
 
 
 def _explains(cause: Finding, other: Finding) -> bool:
     if other.kind not in EXPLAINS.get(cause.kind, ()) or cause.producer != other.producer:
         return False
-    return other.kind in _TIMELESS or other.first_attempt >= cause.first_attempt - _SLACK.get(cause.kind, 0)
+    timeless = other.kind in _TIMELESS or (cause.kind, other.kind) in _LATER
+    return timeless or other.first_attempt >= cause.first_attempt - _SLACK.get(cause.kind, 0)
 
 
 def _with_evidence(finding: Finding, evidence: Evidence) -> Finding:

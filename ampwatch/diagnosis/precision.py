@@ -37,7 +37,7 @@ def useless_scaler(case: Case) -> Iterator[Finding]:
 def _finding(
     case: Case, headline: str, first: Moment, evidence: Evidence, dtype: str, confidence: float
 ) -> Finding:
-    advice = texts.fill(texts.USELESS_SCALER, dtype=dtype)
+    advice = texts.fill(texts.ADVICE["useless_scaler"], dtype=dtype)
     return case.finding(
         "useless_scaler",
         "warning",

@@ -32,7 +32,7 @@ def no_updates(case: Case) -> Iterator[Finding]:
         headline,
         first=episode.first,
         evidence=[Evidence(text=taken, value=0, unit="steps", attempt=episode.first.attempt)],
-        advice=texts.NO_UPDATES,
+        advice=texts.ADVICE["no_updates"],
         confidence=0.9,
     )
 

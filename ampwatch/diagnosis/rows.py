@@ -17,6 +17,9 @@ ROW: Final = np.dtype(
         ("step", "<i8"),
         ("stream", "<i4"),
         ("skipped", "|b1"),
+        ("taken", "|b1"),  # an optimizer was stepped
+        ("idle", "|b1"),  # an update() with nothing before it, as one that sets the scale by hand
+        ("applied", "|b1"),  # a gradient became inf or NaN as it was unscaled, and was applied
         ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
         ("scale", "<f8"),
         ("scale_after", "<f8"),
@@ -28,7 +31,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 90 bytes."""
+"""What the diagnosis keeps of an attempt: 93 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -74,7 +77,7 @@ class Ledger:
         for block in reversed(self._taken):
             if block["attempt"][0] <= attempt:
                 row = block[np.searchsorted(block["attempt"], attempt, side="right") - 1]
-                return int(row["step"]) + int(row["attempt"] < attempt and not row["skipped"])
+                return int(row["step"]) + int(row["attempt"] < attempt and row["taken"])
         return attempt
 
 
@@ -91,6 +94,10 @@ def _rows_of(table: Table) -> Rows:
     rows["penalised"] = _penalised(table, len(rows))
     # a trace without found_inf: of torch's policy, a scale that fell proves a skip
     rows["skipped"] = table["found_inf"] != 0 if "found_inf" in table else rows["scale_after"] < rows["scale"]
+    stepped = np.asarray(table.get("stepped", np.ones(len(rows)))) != 0
+    rows["taken"] = stepped & ~rows["skipped"]
+    rows["applied"] = table.get("applied_nonfinite", 0)
+    rows["idle"] = ~stepped & (rows["numel"] == 0) & (np.asarray(table.get("losses", 1)) == 0)
     return rows
 
 

@@ -202,7 +202,7 @@ def _advice(now: Loss, raise_log2: int) -> list[Advice]:
     headroom = math.log2(FLOAT16_MAX / largest) - raise_log2 if largest else math.inf
     target = now.scale * 2.0**raise_log2
     return texts.fill(
-        texts.UNDERFLOW,
+        texts.ADVICE["underflow"],
         raise_log2=raise_log2,
         target=texts.power(target),
         target_log2=f"{math.log2(target):.4g}",
@@ -235,7 +235,7 @@ def _everything_zero(case: Case) -> Iterator[Finding]:
         headline,
         first=first,
         evidence=evidence,
-        advice=texts.UNDERFLOW_ALL,
+        advice=texts.ADVICE["underflow.all"],
         confidence=0.6,
     )
 

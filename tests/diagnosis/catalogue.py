@@ -10,26 +10,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 HEAD = """\
 # What the diagnosis says
 
-Written from `ampwatch/diagnosis/texts.py`; words in braces are filled in. Kinds stand from the most specific to the \
+Written from `ampwatch/diagnosis/texts/`; words in braces are filled in. Kinds stand from the most specific to the \
 least: where several fit, the first is the headline and the others become its evidence.
 """
-ADVICE = {
-    "call_order": texts.CALLS,
-    "scaler_bypassed": texts.CALLS,
-    "divergence": texts.DIVERGENCE,
-    "forward_overflow": texts.FORWARD_OVERFLOW,
-    "nonfinite_forward": [
-        *texts.NONFINITE_FORWARD,
-        *texts.BAD_INPUTS,
-        *texts.LOSS_ITSELF,
-        *texts.POISONED,
-    ],
-    "no_updates": texts.NO_UPDATES,
-    "bad_batch": texts.BAD_BATCH,
-    "underflow": [*texts.UNDERFLOW, *texts.UNDERFLOW_ALL],
-    "useless_scaler": texts.USELESS_SCALER,
-    "calibration": texts.CALIBRATION,
-}
 
 
 def page() -> str:
@@ -41,7 +24,8 @@ def page() -> str:
 
 def _kind(kind: str) -> str:
     said = {key: text for key, text in texts.HEADLINES.items() if key.partition(".")[0] == kind}
-    return f"## [{kind}](faults/{kind}.md)\n\n{_items(said)}\n" + "".join(map(_advice, ADVICE.get(kind, [])))
+    advice = [a for key, some in texts.ADVICE.items() if key.partition(".")[0] == kind for a in some]
+    return f"## [{kind}](faults/{kind}.md)\n\n{_items(said)}\n" + "".join(map(_advice, advice))
 
 
 def _items(said: dict[str, str]) -> str:

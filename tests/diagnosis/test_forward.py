@@ -1,5 +1,6 @@
 import math
 
+import pytest
 from build import Run
 
 ORIGIN = {
@@ -72,7 +73,10 @@ def test_inputs_of_which_nothing_is_known_are_not_spoken_of():
     assert (finding.kind, finding.module) == ("forward_overflow", "blocks.1.attention")
     (finding,) = searched(inputs_finite=None, origin=None).findings()
     said = [finding.headline, *(e.text for e in finding.evidence), *(a.text for a in finding.advice)]
-    assert (finding.kind, [text for text in said if "inputs of the model" in text]) == ("nonfinite_forward", [])
+    assert (finding.kind, [text for text in said if "inputs of the model" in text]) == (
+        "nonfinite_forward",
+        [],
+    )
 
 
 def test_a_loss_that_breaks_by_itself_is_not_overflow_of_the_model():
@@ -80,13 +84,49 @@ def test_a_loss_that_breaks_by_itself_is_not_overflow_of_the_model():
     assert (finding.kind, "the loss itself" in finding.headline) == ("nonfinite_forward", True)
 
 
-def test_parameters_that_are_not_finite_are_named():
-    run = searched(parameters_finite=False)
-    run.event(
-        "finite_check", attempt=102, parameters={"checked": 9, "nonfinite": ["head.weight"], "count": 1}
-    )
-    (finding,) = run.findings()
-    assert (finding.kind, "head.weight" in finding.headline) == ("nonfinite_forward", True)
+OPERATIONS = {
+    "loss": {"finite": False, "inputs_finite": True, "float16": ["Mean", "Log", "Softmax"]},
+    "softmax": None,
+}
+
+
+def looked_into(search: dict[str, object], **operations: object) -> Run:
+    """As `searched`, with the operations beside it."""
+    run = Run().clean(100).broken(2).event("forward_search", **(SEARCH | search))
+    return run.event("operations", **(OPERATIONS | operations)).broken(4)
+
+
+def test_a_float16_loss_of_finite_outputs_is_named():
+    (finding,) = looked_into({"outputs_finite": True, "origin": None}).findings()
+    assert (finding.kind, finding.severity, finding.confidence) == ("loss_in_fp16", "fatal", 0.8)
+    assert finding.evidence[1].text == "Computed in float16 after them: Softmax, Log, Mean."
+
+
+@pytest.mark.parametrize("float16", [[], ["Mul", "Sub"]])
+def test_operations_that_make_no_inf_are_not_blamed(float16: list[str]):
+    loss = OPERATIONS["loss"] | {"float16": float16}
+    (finding,) = looked_into({"outputs_finite": True, "origin": None}, loss=loss).findings()
+    assert finding.kind == "nonfinite_forward"
+
+
+def test_a_module_that_returns_the_loss_is_not_overflow():
+    assert [f.kind for f in looked_into({}).findings()] == ["loss_in_fp16"]
+
+
+def softmax(module: str, masked: int, overflowed: int) -> list[str]:
+    seen = {"module": module, "rows": 64, "masked": masked, "overflowed": overflowed}
+    run = looked_into({}, loss={"finite": False, "inputs_finite": False, "float16": []}, softmax=seen)
+    return [f.kind for f in run.findings()]
+
+
+def test_rows_that_are_masked_throughout_are_a_mask_and_not_overflow():
+    assert softmax("blocks.1.attention", masked=3, overflowed=0) == ["mask_constant"]
+    assert softmax("blocks.1.attention.softmax", masked=3, overflowed=0) == ["mask_constant"]
+
+
+def test_rows_that_overflow_or_belong_elsewhere_are_no_mask():
+    assert softmax("blocks.1.attention", masked=3, overflowed=1) == ["forward_overflow"]
+    assert softmax("blocks.1.attention2", masked=3, overflowed=0) == ["forward_overflow"]
 
 
 def test_advice_never_lowers_the_scale():

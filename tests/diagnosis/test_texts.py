@@ -3,7 +3,7 @@ import math
 import catalogue
 import pytest
 
-from ampwatch.diagnosis import texts
+from ampwatch.diagnosis import Advice, texts
 from ampwatch.diagnosis.facts import Moment
 
 
@@ -26,7 +26,7 @@ def test_scales_are_powers_of_two(scale: float, said: str):
 
 
 def test_code_keeps_its_own_braces():
-    (advice,) = texts.fill([texts.Advice("by {k}", "{other: {k}}")], k=3)
+    (advice,) = texts.fill([Advice("by {k}", "{other: {k}}")], k=3)
     assert (advice.text, advice.code) == ("by 3", "{other: 3}")
 
 
@@ -39,6 +39,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("advice", [a for said in catalogue.ADVICE.values() for a in said])
-def test_no_advice_repeats_a_folk_rule(advice: texts.Advice):
+@pytest.mark.parametrize("advice", [a for said in texts.ADVICE.values() for a in said])
+def test_no_advice_repeats_a_folk_rule(advice: Advice):
     assert not [rule for rule in WRONG if rule in advice.text.lower()]

@@ -64,6 +64,35 @@ def test_the_same_with_an_eps_is_silent(tmp_path):
     assert above_info(tmp_path) == []
 
 
+def with_a_minimum(directory, eps, steps=40):
+    """The folk rule: whatever happens, the scale stays at 128 and above."""
+    model = Distance(eps)
+    with recorded(directory) as make:
+        scaler, optimizer = make(model=model), torch.optim.SGD(model.parameters(), lr=1e-3)
+        for step in range(steps):
+            train(
+                model,
+                scaler,
+                lambda _, step=step: model(features(step)).mean() + 1.0,
+                steps=1,
+                optimizer=optimizer,
+            )
+            if scaler.get_scale() < 128.0:
+                scaler.update(128.0)
+
+
+def test_a_minimum_of_the_scale_hides_that_nothing_is_learned(tmp_path):
+    with_a_minimum(tmp_path, eps=0.0)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step) == ("scale_floor", "fatal", 0)
+    assert "held at 2^7" in finding.headline
+
+
+def test_a_minimum_that_is_never_reached_is_silent(tmp_path):
+    with_a_minimum(tmp_path, eps=1e-6)
+    assert above_info(tmp_path) == []
+
+
 def language(directory, scale, steps=12, **scaler_arguments):
     model = Transformer()
     with recorded(directory) as scaler:

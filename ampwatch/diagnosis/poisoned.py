@@ -1,0 +1,107 @@
+"""Parameters or buffers that became inf or NaN: no scale and no batch mends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ampwatch.records import Event
+
+from . import texts
+from .case import Case
+from .facts import Episode, Moment
+from .findings import Evidence, Finding
+
+KINDS: Final = {"parameters": "weights_poisoned", "buffers": "buffers_poisoned"}
+
+
+def poisoned(case: Case) -> Iterator[Finding]:
+    """What finite checks found; parameters also where a step is known to have been infinite."""
+    for what in KINDS:
+        checks = [event for event in case.described.finite_checks.events if what in event.data]
+        failed = next((event for event in checks if event.data[what].get("count")), None)
+        if failed is not None and max(failed.stream, 0) == case.index:
+            yield _found(case, what, failed, mended=not checks[-1].data[what].get("count"))
+        elif failed is None and what == "parameters" and case.stream.applied:
+            yield _applied(case, case.stream.applied)
+
+
+def _found(case: Case, what: str, check: Event, *, mended: bool) -> Finding:
+    seen: dict[str, Any] = check.data[what]
+    name = str((seen.get("nonfinite") or ["?"])[0])
+    attempt = max(check.attempt, 0)
+    checked = Moment(attempt, case.step_of(attempt))
+    episode = _episode(case, attempt)
+    first = episode.first_nonfinite if episode and episode.first_nonfinite else checked
+    if what == "parameters" and case.stream.applied:
+        first = case.stream.applied
+    kind = KINDS[what]
+    state = "It was mended since." if mended else texts.RECOVERY[kind].format(first=texts.at(first))
+    return case.finding(
+        kind,
+        "fatal",
+        texts.HEADLINES[kind].format(first=texts.at(first), tensor=name, recovery=state),
+        first=first,
+        evidence=[_count(what, seen, name, checked), *_cause(case, what, episode)],
+        advice=texts.fill(texts.ADVICE[kind], first=texts.at(first)),
+        state="recovered" if mended else "open",
+        module=name.rpartition(".")[0],
+        tensor=name,
+    )
+
+
+def _applied(case: Case, first: Moment) -> Finding:
+    return case.finding(
+        "weights_poisoned",
+        "fatal",
+        texts.HEADLINES["weights_poisoned.applied"].format(
+            first=texts.at(first), recovery=texts.RECOVERY["weights_poisoned"].format(first=texts.at(first))
+        ),
+        first=first,
+        evidence=_applied_evidence(case),
+        advice=texts.fill(texts.ADVICE["weights_poisoned"], first=texts.at(first)),
+    )
+
+
+def _count(what: str, seen: dict[str, Any], name: str, checked: Moment) -> Evidence:
+    text = f"{seen['count']} of {seen.get('checked', '?')} {what} are not finite, the first is {name}; all were at first."
+    return Evidence(text=text, value=seen["count"], attempt=checked.attempt, tensor=name)
+
+
+def _cause(case: Case, what: str, episode: Episode | None) -> list[Evidence]:
+    """The event that poisoned them, as far as it is known."""
+    if what == "parameters" and case.stream.applied:
+        return _applied_evidence(case)
+    if episode is None or episode.first_nonfinite is None:
+        return [
+            Evidence(
+                text="No loss was infinite or NaN around that attempt, so it is not known when it happened."
+            )
+        ]
+    at = episode.first_nonfinite
+    if what == "buffers":
+        text = f"The forward pass of {texts.at(at)} wrote them; its step was skipped, but a forward pass is not undone."
+        return [Evidence(text=text, attempt=at.attempt)]
+    if episode.taken_before == 0:
+        return [
+            Evidence(text="No step had been taken before, so it was not the optimizer within the scaler.")
+        ]
+    text = f"The last step taken before had finite gradients: it, or something after it, wrote them before {texts.at(at)}."
+    return [Evidence(text=text, attempt=at.attempt)]
+
+
+def _applied_evidence(case: Case) -> list[Evidence]:
+    first, scale = case.stream.applied, case.stream.applied_scale
+    assert first is not None
+    text = (
+        f"At {texts.at(first)} the loss scale was {texts.power(scale)}: its reciprocal is infinite in float32 from "
+        "2^-128 down, the gradients were multiplied by it, and the step was taken."
+    )
+    return [Evidence(text=text, value=scale, attempt=first.attempt)]
+
+
+def _episode(case: Case, attempt: int) -> Episode | None:
+    """The newest episode with a non-finite loss that a check at this attempt looks back on."""
+    known = (e for e in case.stream.all_episodes() if e.first_nonfinite and e.first.attempt <= attempt)
+    newest = max(known, key=lambda e: e.first.attempt, default=None)
+    return newest if newest and (newest.closed is None or attempt <= newest.closed.attempt + 1) else None

@@ -1,0 +1,39 @@
+"""The catalogue of everything the diagnosis says: headlines, evidence, advice. Read by people at 3 a.m.
+
+Headlines are one sentence: what, since which step, whether it recovers by itself. Advice is in order of
+preference. Nothing here repeats the folk rules that docs/numerics.md, section 6, shows to be wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ampwatch.diagnosis.findings import Advice
+
+from .advice_forward import FORWARD
+from .advice_loop import LOOP
+from .advice_scale import AFTER_UNSEEN, SCALE
+from .headlines import FAULTS, HEADLINES, HEALTHY, NO_DATA, RAISED, RECOVERY
+from .words import at, at_step, fill, module, percent, power, skipped, times
+
+__all__ = [
+    "ADVICE",
+    "AFTER_UNSEEN",
+    "FAULTS",
+    "HEADLINES",
+    "HEALTHY",
+    "NO_DATA",
+    "RAISED",
+    "RECOVERY",
+    "at",
+    "at_step",
+    "fill",
+    "module",
+    "percent",
+    "power",
+    "skipped",
+    "times",
+]
+
+ADVICE: Final[dict[str, list[Advice]]] = {**LOOP, **FORWARD, **SCALE}
+"""By kind, or by kind and variant, as `underflow.all`."""

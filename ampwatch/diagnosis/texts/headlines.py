@@ -1,0 +1,118 @@
+"""Headlines: one sentence each, what, since which step, whether it recovers by itself.
+
+Placeholders are filled by the rule that says the sentence; `{first}` is a step, with the attempt where it differs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEALTHY: Final = "Healthy: {taken} steps taken, {skipped} skipped{why}; loss scale {scale}."
+NO_DATA: Final = "No attempts recorded yet."
+
+HEADLINES: Final = {
+    "calibration.open": (
+        "The loss scale is still coming down to what these gradients allow: {skips} since {first}, scale "
+        "now {scale}. It ends by itself at the first step taken."
+    ),
+    "calibration": (
+        "The loss scale came down from {scale_first} to {scale} in {skips}, {first} to {last}. Healthy, "
+        "nothing to do."
+    ),
+    "growth_probe": (
+        "{skips} at the ceiling of the loss scale, {first} to {last}, {share} of all: as many as loss scaling costs. "
+        "Healthy, nothing to do."
+    ),
+    "spike": (
+        "{skips} at a lower loss scale than usual, since {first}, with a finite loss: gradients were for a "
+        "moment larger than before. {recovery}"
+    ),
+    "bad_batch": (
+        "The loss was {loss} at {first}, for one attempt only. The step was skipped, so the weights are "
+        "unharmed; {recovery}"
+    ),
+    "nonfinite_forward": "The loss is not finite since {first}{where}. {recovery}",
+    "forward_overflow": (
+        "Values inside {module} exceed float16 (65504) in the forward pass since {first}. {recovery}"
+    ),
+    "mask_constant": (
+        "Rows of attention scores in {module} are masked altogether since {first}, and their softmax is NaN. {recovery}"
+    ),
+    "loss_in_fp16": (
+        "The loss makes inf or NaN of finite model outputs since {first}, in float16 operations. {recovery}"
+    ),
+    "weights_poisoned": "Parameters are inf or NaN since {first}, {tensor} first. {recovery}",
+    "weights_poisoned.applied": "An infinite gradient was applied to the weights at {first}. {recovery}",
+    "buffers_poisoned": "Buffers of the model are inf or NaN since {first}, {tensor} first. {recovery}",
+    "scale_floor": (
+        "The loss scale is held at {scale} and nothing is learned: {skips} in a row since {first}. It does not recover "
+        "by itself."
+    ),
+    "dead_zone": (
+        "The loss scale has fallen to {scale} since {first}; the point at which the first healthy batch destroys the "
+        "weights {how_far}. {recovery}"
+    ),
+    "divergence": (
+        "Training diverges since {first}: loss {loss_ratio} × and gradient norm {norm_ratio} × what they were. {recovery}"
+    ),
+    "divergence.early": (
+        "Loss and gradient norm grow together since {first}: {loss_ratio} × and {norm_ratio} × what they were. If it "
+        "goes on, training diverges; nothing is lost yet."
+    ),
+    "no_updates": (
+        "Nothing has been learned since {first}: {skips} in a row, loss scale down to {scale}. It does not "
+        "recover by itself."
+    ),
+    "underflow": (
+        "Gradients underflow since {first}: {share} of the elements computed in float16 are lost{bound}, most in "
+        "{tensor}. {recovery}"
+    ),
+    "underflow.all": (
+        "Every gradient is exactly zero since {first} although the loss is not, at loss scale {scale}: they "
+        "underflow. {recovery}"
+    ),
+    "useless_scaler": (
+        "A GradScaler runs with {dtype} autocast, where it protects nothing. Training is not harmed, but every "
+        "step pays a pass over the gradients."
+    ),
+    "useless_scaler.growths": (
+        "The loss scale grew {growths} times without one overflow and the gradients are bfloat16: the GradScaler "
+        "protects nothing."
+    ),
+    "call_order": "The training loop calls the scaler in a wrong order since {first}: {fault}. {raised}",
+    "scaler_bypassed": "The training loop goes past the scaler since {first}: {fault}. {raised}",
+}
+
+RECOVERY: Final = {
+    "never": "It does not recover by itself: every step since then is skipped and nothing is learned.",
+    "recovered": "It recovered at {closed}.",
+    "unknown": "Another attempt will tell whether it recovers.",
+    "went on": "training went on at {closed}.",
+    "open": "whether it recovers the next attempt will tell.",
+    "weights_poisoned": "It does not recover by itself: go back to a checkpoint from before {first}.",
+    "buffers_poisoned": (
+        "They do not recover by themselves: training may go on, yet evaluation and checkpoints are NaN from {first} on."
+    ),
+    "dead_zone": "Stop before it: it does not recover by itself.",
+    "diverged": "It does not recover by itself: stop and go back to a checkpoint from before {first}.",
+    "fixed": "It does not recover by itself: the scale does not grow.",
+    "grows": "The scale grows by itself, but needs about {attempts} clean attempts to get there.",
+}
+
+FAULTS: Final = {
+    "unscale_twice": "unscale_() was called twice for {optimizer} before update()",
+    "unscale_after_step": "unscale_() was called for {optimizer} after its step()",
+    "step_twice": "step() was called twice for {optimizer} before update()",
+    "update_without_step": "update() was called although no optimizer was stepped or unscaled",
+    "step_without_scale": "step() was called for {optimizer} although no loss went through scale()",
+    "unscale_in_accumulation": "unscale_() is called inside an accumulation window, so that {optimizer} adds scaled gradients to unscaled ones",
+    "update_in_accumulation": "update() is called inside an accumulation window, so that gradients of two scales may be added",
+    "step_outside_scaler": "{optimizer} is stepped directly, with gradients that are still scaled",
+    "missing_update": "update() is missing after step() of {optimizer}, so that the scale never adapts",
+    "closure": "step() of {optimizer} was given a closure, which GradScaler does not support",
+}
+
+RAISED: Final = {
+    True: "torch refuses it with an error.",
+    False: "torch does not complain, and it goes on until the loop is mended.",
+}
