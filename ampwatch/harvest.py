@@ -2,15 +2,14 @@
 
 Numbers come out of the ring in the order of the attempts. Whoever polls first, the training thread at an update or
 the recorder's thread at a flush, digests what has arrived, under a lock that the training thread never waits for.
-Rows of attempts and events are kept until they are harvested; of tensor rows, which are large, the oldest are
-given up where the recorder does not keep pace, and the loss is recorded.
+The newest attempt stays open for a moment for what the user logs after update(). Rows and events are kept until they
+are harvested; where the recorder does not keep pace the oldest are given up, and the loss is recorded.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -18,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .backlog import Backlog
 from .escalation import Escalation
 from .origins import Origins
 from .outcome import (
@@ -42,7 +42,9 @@ AUTOPSIES: Final = 8  # skipped attempts whose tensors are recorded in full, the
 AUTOPSY_EVERY: Final = 500  # … this many attempts
 MOST_TENSOR_BYTES: Final = 32 << 20
 MOST_ROWS: Final = 1 << 17
+MOST_EVENTS: Final = 1 << 16
 DRAIN_S: Final = 2.0
+OPEN_S: Final = 0.25  # how long the newest attempt waits for what is logged after it, if none follows
 
 
 @dataclass(frozen=True)
@@ -77,29 +79,45 @@ class _TensorRows:
     statistics: Numbers
 
 
+@dataclass(frozen=True)
+class _Newest:
+    """The attempt digested last: its row and events lack the step and what is logged."""
+
+    attempt: Attempt
+    row: dict[str, Any]
+    events: list[tuple[str, dict[str, Any]]]
+    taken: int  # steps taken before it
+    since: float
+
+
 class Harvester:
     """The source of one scaler: digests attempts, and hands them to the recorder.
 
     Arguments:
         tensor_every: attempts of a stream from one whose tensors are recorded to the next, after the first 64.
-        most_tensor_bytes: of statistics that wait for the recorder; beyond them the oldest are given up.
+        most_rows, most_events, most_tensor_bytes: what waits for the recorder at most, and then the oldest goes.
         drain_s: how long a harvest waits, at most, for what is under way at the end.
+        clock: monotonic, in seconds.
     """
 
     def __init__(
-        self, *, tensor_every: int, most_tensor_bytes: int = MOST_TENSOR_BYTES, drain_s: float = DRAIN_S
+        self,
+        *,
+        tensor_every: int,
+        most_rows: int = MOST_ROWS,
+        most_events: int = MOST_EVENTS,
+        most_tensor_bytes: int = MOST_TENSOR_BYTES,
+        drain_s: float = DRAIN_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tensor_every = tensor_every
-        self._most_tensor_bytes = most_tensor_bytes
-        self._drain_s = drain_s
+        self._tensor_every, self._drain_s, self._clock = tensor_every, drain_s, clock
         self._ring: Arrivals | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._rows: deque[dict[str, Any]] = deque(maxlen=MOST_ROWS)
-        self._tensors: deque[_TensorRows] = deque()
-        self._tensor_bytes = 0
-        self._events: list[Event] = []
-        self._given_up: list[int] = []
+        self._rows: Backlog[dict[str, Any]] = Backlog("attempts", most_rows)
+        self._events: Backlog[Event] = Backlog("events", most_events)
+        self._tensors: Backlog[_TensorRows] = Backlog("tensors", most_tensor_bytes)
+        self._newest: _Newest | None = None
         self._attempts_of: dict[int, int] = {}
         self._order_of: dict[int, list[str]] = {}
         self._autopsies = 0
@@ -139,15 +157,14 @@ class Harvester:
             return Harvest()
         try:
             self._drain() if final else self._digest()
-            rows, self._rows = self._rows, deque(maxlen=MOST_ROWS)
-            tensors, self._tensors, self._tensor_bytes = self._tensors, deque(), 0
-            events, self._events = self._events, []
-            given_up, self._given_up = self._given_up, []
+            self._settle(even_open=final)
+            tensors, without_tensors = self._tensors.take()
+            rows, without_rows = self._rows.take()
+            events, without_events = self._events.take()
         finally:
             self._lock.release()
-        if given_up:
-            events.append(_dropped(given_up))
-        return Harvest(_attempt_table(rows), _tensor_table(tensors), events)
+        dropped = [*without_tensors, *without_rows, *without_events]
+        return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped)
 
     def _drain(self) -> None:
         deadline = time.monotonic() + self._drain_s
@@ -171,25 +188,46 @@ class Harvester:
         data = seen.decode(numbers)
         if seen.type == "origin":
             self.origins.add(data["origins"])
-        self._events.append(Event(seen.type, seen.time, seen.attempt, self.step, seen.stream, data=data))
+        self._put(seen.type, seen.time, seen.attempt, seen.stream, data)
 
     def _digest_attempt(self, attempt: Attempt, numbers: Numbers) -> None:
-        if "step" in attempt.logged:
-            self._step_offset = int(attempt.logged["step"]) - self._taken
+        self._settle(even_open=True)  # another has followed it
         outcome = outcome_of(attempt, numbers)
         row = self._row(attempt, outcome)
-        self._tell(attempt, outcome, row)
-        self._rows.append(row)
+        events = list(self._events_of(attempt, outcome, row))
         if self._is_recorded(attempt, outcome):
             self._keep_tensors(attempt, outcome)
+        self._newest = _Newest(attempt, row, events, self._taken, self._clock())
         self._count(attempt, outcome)
 
+    def _settle(self, *, even_open: bool) -> None:
+        """Complete the newest attempt, unless it is open and young and the user may still log something for it."""
+        newest = self._newest
+        if newest is None:
+            return
+        if newest.attempt.logged.is_open and not even_open and self._clock() - newest.since < OPEN_S:
+            return
+        self._newest = None
+        logged = newest.attempt.logged.close()
+        if "step" in logged:
+            self._step_offset = int(logged.pop("step")) - newest.taken
+        step = newest.taken + self._step_offset
+        row = newest.row | {"step": step} | {LOGGED_PREFIX + name: value for name, value in logged.items()}
+        self._rows.put(row, newest.attempt.attempt)
+        for type, data in newest.events:
+            self._put(type, newest.attempt.time, newest.attempt.attempt, newest.attempt.stream, data, step)
+
+    def _put(
+        self, type: str, time: float, attempt: int, stream: int, data: dict[str, Any], step: int | None = None
+    ) -> None:
+        self._events.put(
+            Event(type, time, attempt, self.step if step is None else step, stream, data=data), attempt
+        )
+
     def _row(self, attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
-        logged = {LOGGED_PREFIX + name: value for name, value in attempt.logged.items() if name != "step"}
         return {
             "attempt": attempt.attempt,
             "stream": attempt.stream,
-            "step": self.step,
             "time": attempt.time,
             "scale": outcome.scale,
             "scale_after": outcome.scale_after,
@@ -203,24 +241,24 @@ class Harvester:
             "lr": MISSING if attempt.lr is None else attempt.lr,
             **totals_of(outcome, self.origins.float16),
             "applied_nonfinite": applied_nonfinite(attempt, outcome),
-            **logged,
         }
 
-    def _tell(self, attempt: Attempt, outcome: Outcome, row: dict[str, Any]) -> None:
-        """The events of an attempt."""
+    def _events_of(
+        self, attempt: Attempt, outcome: Outcome, row: dict[str, Any]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Type and data of the events of an attempt."""
         if attempt.stream not in self._attempts_of:
-            members = {"stream": attempt.stream, "scaler": attempt.scaler, "optimizers": attempt.found}
-            self._add_event("stream", attempt, members)
+            yield (
+                "stream",
+                {"stream": attempt.stream, "scaler": attempt.scaler, "optimizers": attempt.found},
+            )
         if self._order_of.get(attempt.stream) != attempt.order:
             self._order_of[attempt.stream] = attempt.order
-            self._add_event("calls", attempt, {"order": attempt.order})
+            yield "calls", {"order": attempt.order}
         if outcome.skipped:
-            self._add_event("skip", attempt, skip_data(outcome, row))
+            yield "skip", skip_data(outcome, row)
         if change := change_of(attempt, outcome):
-            self._add_event(change, attempt, {"scale": outcome.scale, "scale_after": outcome.scale_after})
-
-    def _add_event(self, type: str, attempt: Attempt, data: dict[str, Any]) -> None:
-        self._events.append(Event(type, attempt.time, attempt.attempt, self.step, attempt.stream, data=data))
+            yield change, {"scale": outcome.scale, "scale_after": outcome.scale_after}
 
     def _is_recorded(self, attempt: Attempt, outcome: Outcome) -> bool:
         """Whether this attempt's tensor rows are kept: settings.tensor_every, and the autopsies."""
@@ -240,12 +278,7 @@ class Harvester:
 
     def _keep_tensors(self, attempt: Attempt, outcome: Outcome) -> None:
         rows = _TensorRows(attempt, outcome.scale, outcome.ids, outcome.statistics.copy())
-        self._tensors.append(rows)
-        self._tensor_bytes += rows.statistics.nbytes
-        while self._tensor_bytes > self._most_tensor_bytes and len(self._tensors) > 1:
-            oldest = self._tensors.popleft()
-            self._tensor_bytes -= oldest.statistics.nbytes
-            self._given_up.append(oldest.attempt.attempt)
+        self._tensors.put(rows, attempt.attempt, rows.statistics.nbytes)
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:
         self._attempts_of[attempt.stream] = self._attempts_of.get(attempt.stream, 0) + 1
@@ -254,12 +287,6 @@ class Harvester:
         self.origins.add_clean(set(attempt.found) - set(outcome.skipped))
         is_finite = not attempt.has_loss or bool(np.isfinite(outcome.loss))
         self.escalation.add(attempt.stream, skipped=bool(outcome.skipped), loss_is_finite=is_finite)
-
-
-def _dropped(attempts: list[int]) -> Event:
-    lost = {"kind": "tensors", "first_seq": -1, "last_seq": -1, "reason": "the recorder did not keep pace"}
-    data = lost | {"first_attempt": attempts[0], "last_attempt": attempts[-1], "count": len(attempts)}
-    return Event("dropped", time.time(), data=data)
 
 
 def _attempt_table(rows: Sequence[dict[str, Any]]) -> Table | None:

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .logbook import Entry
 from .records import MISSING
 from .stats.layout import FLOAT16_MAX, SCALARS, WIDTH
 
@@ -47,7 +48,7 @@ class Attempt:
     manual: bool  # update() was given a new scale
     micro_batches: int = -1
     lr: float | None = None
-    logged: dict[str, float] = field(default_factory=dict)
+    logged: Entry = field(default_factory=Entry)
 
 
 @dataclass(frozen=True)

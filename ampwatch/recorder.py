@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import os
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from . import identity
 from .guard import guard
+from .logbook import Logbook
 from .settings import Settings
 from .worker import Harvest, Source, Worker
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from .diagnosis.findings import Finding
 
 __all__ = ["Harvest", "Recorder", "Source", "current", "finish", "log"]
-
-MAX_LOGGED_NAMES: Final = 128
-_log = logging.getLogger("ampwatch")
 
 
 class Recorder:
@@ -59,8 +55,7 @@ class Recorder:
         self._clock, self._http = clock, http
         self._inherited = False
         self._description: dict[str, Any] = {}
-        self._logged: dict[str, float] = {}
-        self._logged_names: set[str] = set()
+        self.logbook = Logbook()
         self._sources: list[Source] = []
         self.finished = not self.settings.enabled
         self._begin_producer()
@@ -106,22 +101,17 @@ class Recorder:
         epoch: float | None = None,
         **scalars: float,
     ) -> None:
-        """Keep values for the attempt that is under way; a later call adds to them or replaces them."""
+        """Keep values for an attempt, see `log`; a later call adds to them or replaces them."""
         with guard("recorder.log", self.fault):
             given = {"step": step, "loss": loss, "batch_id": batch_id, "epoch": epoch} | scalars
             for name, value in given.items():
                 if value is not None:
-                    self._keep(name, value)
+                    self.logbook.add(name, value)
 
     def listen(self, on_finding: Callable[[Finding], object]) -> None:
         """Call this too with each fatal finding."""
         if on_finding not in self._listeners:
             self._listeners.append(on_finding)
-
-    def take_logged(self) -> dict[str, float]:
-        """What was logged since the last call, by name: reals, and `step` as an int."""
-        logged, self._logged = self._logged, {}
-        return logged
 
     def finish(self, reason: str = "finish") -> None:
         """End the run's recording in this process and say the verdict; what comes later is not recorded.
@@ -157,28 +147,14 @@ class Recorder:
         worker.start()
         return worker
 
-    def _keep(self, name: str, value: Any) -> None:
-        if getattr(value, "device", None) is not None and getattr(value.device, "type", "cpu") != "cpu":
-            _warn_once(
-                f"log({name}=…): a tensor on a device is not recorded, as reading it would stop the device"
-            )
-            return
-        name = re.sub(r"[^A-Za-z0-9_./ -]", "_", name)[:64] or "_"
-        if name not in self._logged_names and len(self._logged_names) >= MAX_LOGGED_NAMES:
-            _warn_once(f"log({name}=…): more than {MAX_LOGGED_NAMES} names are not recorded")
-            return
-        self._logged_names.add(name)
-        self._logged[name] = int(value) if name == "step" else float(value)
-
     def _forked(self) -> None:
         """In a forked child: the parent's thread, its queue and its unharvested rows stay the parent's."""
         self._begin_producer()
-        self._logged = {}
+        self.logbook = Logbook()
         self._inherited = True
 
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_warned: set[str] = set()
 _current: dict[str | None, Recorder] = {}
 """Recorders of this process that record, by the run they were asked for; None: whichever came last."""
 
@@ -208,20 +184,26 @@ def log(
     epoch: float | None = None,
     **scalars: float,
 ) -> None:
-    """Add to the records what the scaler cannot see, for the attempt that is under way: before `scaler.update()`.
+    """Add to the records what the scaler cannot see. Never needed.
 
-        ampwatch.log(step=step, loss=loss.item(), epoch=epoch, reward=reward)
+        scaler.step(optimizer)
         scaler.update()
+        ampwatch.log(step=step, loss=loss.item(), epoch=epoch, reward=reward)
 
-    Never needed. After `update()` it speaks of the next attempt. Does nothing before the first scaler is made and after `finish`.
+    It may stand anywhere in the training loop. From the first `scale()` of an attempt to its `update()` it speaks of
+    that attempt; after `update()` of the one just finished; at the top of the loop, before the first attempt of all, of
+    the one that begins next, and so do the names that it gave there whenever they come between two attempts. What
+    comes more than a second after `update()` (a validation, say) may find the row written, and stands in the next.
+    Does nothing before the first scaler is made and after `finish`.
 
     Arguments:
         step: the user's own step number, from which findings and screens speak.
         loss: the loss, in the user's unit, where it is not what was passed to `scale()`.
         batch_id, epoch: numbers that name the batch and count the passes over the data.
         **scalars: further numbers by name (letters, digits and `_./ -`, at most 64 long).
+            A number is one of Python or numpy, or a tensor or array of one element in host memory.
 
-    Never raises, never synchronises: a tensor on a device is left out with one warning.
+    Never raises, never synchronises: what is no number, or lies on a device, is left out with one warning a name.
     """
     recorder = _current.get(None)
     if recorder is not None and not recorder.finished:
@@ -237,12 +219,6 @@ def _finish_all(reason: str) -> None:
     for recorder in list(_current.values()):
         recorder.finish(reason)
     _current.clear()
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        _log.warning(message)
 
 
 def _after_fork() -> None:

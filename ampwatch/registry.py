@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .logbook import Logbook
 from .settings import Settings
 from .worker import Source
 
@@ -40,8 +41,9 @@ class Sink(Protocol):
     def attach(self, source: Source) -> None:
         """Harvest this source from now on."""
 
-    def take_logged(self) -> dict[str, float]:
-        """What the user has logged since the last call."""
+    @property
+    def logbook(self) -> Logbook:
+        """What the user logs."""
 
 
 class Name(NamedTuple):

@@ -34,12 +34,7 @@ from .stats.choose import choose
 from .tripwires import Tripwires
 from .unwatched import Around, Span, Unwatched
 
-_OUTRUN: Final = {
-    "kind": "attempts",
-    "first_seq": -1,
-    "last_seq": -1,
-    "reason": "the device did not keep pace",
-}
+_OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
 
 @dataclass
@@ -160,6 +155,7 @@ class Watch(Unwatched):
         if not scaler.is_enabled():
             self._note_disabled(scaler, losses)
             return
+        self.recorder.logbook.begin()
         self._protocol.scale()
         self._probes.forward_ended()
         if losses:
@@ -255,7 +251,7 @@ class Watch(Unwatched):
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
         self._send_seen(self._probes.collect(attempt.stream), device, attempt.attempt)
         if not self._ring_on(device).send(self._numbers_of(scaler, noted), attempt):
-            self._event("dropped", **_OUTRUN)
+            self._outrun("attempts", attempt.attempt)
         self._harvester.advance()
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
         self._send_seen(seen, device, attempt.attempt)
@@ -289,13 +285,19 @@ class Watch(Unwatched):
             manual=noted.manual,
             micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
             lr=self._lr,
-            logged=self.recorder.take_logged(),
+            logged=self.recorder.logbook.end(),
         )
 
     def _send_seen(self, observations: Iterable[Observation], device: torch.device, attempt: int) -> None:
         for seen in observations:
             label = Seen(seen.type, seen.decode, attempt, self._stream, self._clock())
-            self._ring_on(device).send([seen.values], label)
+            if not self._ring_on(device).send([seen.values], label):
+                self._outrun("events", attempt)
+
+    def _outrun(self, kind: str, attempt: int) -> None:
+        """The ring is full: say what was lost."""
+        where = {"first_attempt": attempt, "last_attempt": attempt, "count": 1}
+        self._event("dropped", kind=kind, **_OUTRUN, **where)
 
     def _ring_on(self, device: torch.device) -> Ring[Label]:
         if self._ring is None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import ampwatch
+from ampwatch.logbook import Logbook
 from ampwatch.records import Event, Table
 from ampwatch.settings import Settings
 
@@ -20,7 +21,7 @@ class MemoryRecorder:
         self.settings = Settings(**settings)
         self.finished = False
         self.producer = "0" * 32
-        self.logged: dict[str, float] = {}
+        self.logbook = Logbook()
         self.description: dict[str, Any] = {}
         self.sources: list[Any] = []
         self._attempts = 0
@@ -43,10 +44,6 @@ class MemoryRecorder:
 
     def attach(self, source: Any) -> None:
         self.sources.append(source)
-
-    def take_logged(self) -> dict[str, float]:
-        logged, self.logged = self.logged, {}
-        return logged
 
     def events(self, *types: str) -> list[Event]:
         """The events so far, those of these types if any are given."""

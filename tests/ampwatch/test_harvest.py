@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ampwatch.harvest import Harvester, Seen
+from ampwatch.logbook import Entry
 from ampwatch.outcome import Attempt, Unscaled
 from ampwatch.records import is_missing
 from ampwatch.stats.layout import SCALARS, WIDTH
@@ -50,11 +51,14 @@ def harvester(ring):
     return listening(ring)
 
 
-def attempt(number, *, tensors=(0,), stepped=(0,), **known):
+def attempt(number, *, tensors=(0,), stepped=(0,), is_open=False, **known):
+    logged = Entry()
+    if not is_open:
+        logged.close()
     unscaled = [Unscaled(0, np.array(tensors, np.int64), fused=False)]
     return Attempt(
         attempt=number, scaler=0, time=1.0, order=["scale", "step:0", "update"], losses=1, has_loss=True,
-        stepped=list(stepped), found=[0], unscaled=unscaled, manual=False, **({"stream": 0} | known),
+        stepped=list(stepped), found=[0], unscaled=unscaled, manual=False, logged=logged, **({"stream": 0} | known),
     )  # fmt: skip
 
 
@@ -115,20 +119,51 @@ def test_the_training_thread_never_waits_for_the_recorder(harvester, ring):
     assert harvester.harvest(final=False).attempts["attempt"].tolist() == [0]
 
 
+def dropped(harvested):
+    return [event.data for event in harvested.events if event.type == "dropped"]
+
+
+def lost(kind, first, last, count):
+    number = {"first_seq": -1, "last_seq": -1, "reason": "the recorder did not keep pace"}
+    return {"kind": kind, "first_attempt": first, "last_attempt": last, "count": count} | number
+
+
 def test_a_slow_recorder_loses_tensor_rows_and_no_attempt(ring):
     harvester = listening(ring, most_tensor_bytes=2 * WIDTH * 8)
     for i in range(5):
         ring.send(attempt(i), numbers(row(numel=1)))
-    harvested = harvester.harvest(final=False)
+    harvested = harvester.harvest(final=True)
     assert harvested.attempts["attempt"].tolist() == [0, 1, 2, 3, 4]
     assert harvested.tensors["attempt"].tolist() == [3, 4]
-    (dropped,) = [event.data for event in harvested.events if event.type == "dropped"]
-    assert (dropped["kind"], dropped["first_attempt"], dropped["last_attempt"], dropped["count"]) == (
-        "tensors",
-        0,
-        2,
-        3,
-    )
+    assert dropped(harvested) == [lost("tensors", 0, 2, 3)]
+
+
+def test_a_recorder_that_stands_still_loses_the_oldest_attempts_and_events_and_says_so(ring):
+    harvester = listening(ring, most_rows=3, most_events=2)
+    for i in range(10):
+        ring.send(attempt(i), numbers(row(), found=1.0))
+    harvested = harvester.harvest(final=True)
+    assert harvested.attempts["attempt"].tolist() == [7, 8, 9]
+    assert [(e.type, e.attempt) for e in harvested.events[:2]] == [("skip", 8), ("skip", 9)]
+    assert dropped(harvested) == [lost("attempts", 0, 6, 7), lost("events", 0, 7, 10)]
+    ring.send(attempt(10), numbers(row()))
+    assert dropped(harvester.harvest(final=True)) == []
+
+
+def test_the_newest_attempt_is_open_for_a_moment(ring):
+    now = [100.0]
+    harvester = listening(ring, clock=lambda: now[0])
+    first, second = attempt(0, is_open=True), attempt(1, is_open=True)
+    for each in (first, second):
+        ring.send(each, numbers(row()))
+    assert harvester.harvest(final=False).attempts["attempt"].tolist() == [0]
+    second.logged.put("step", 7)
+    second.logged.put("reward", 0.5)
+    assert harvester.harvest(final=False).attempts is None
+    now[0] += 0.25
+    table = harvester.harvest(final=False).attempts
+    assert (table["step"].tolist(), table["log.reward"].tolist(), harvester.step) == ([7], [0.5], 8)
+    assert not second.logged.put("late", 1.0)
 
 
 def test_steps_count_what_was_taken(harvester, ring):

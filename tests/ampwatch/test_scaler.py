@@ -213,11 +213,32 @@ def test_steps_are_those_taken_or_the_users_own(recorder):
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder)
     for i, x in enumerate([(1.0, 0.0), (math.inf, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0)]):
-        recorder.logged = {"step": 100, "reward": 0.5} if i == 3 else {}
         attempt(scaler, model, optimizer, x)
+        if i == 3:
+            recorder.logbook.add("step", 100)
+            recorder.logbook.add("reward", 0.5)
     assert recorder.column("step") == [0, 1, 1, 100, 101]
     assert recorder.column("log.reward")[3] == 0.5
     assert is_missing(recorder.column("log.reward")).tolist() == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("place", ["top", "under way", "after"])
+def test_what_is_logged_belongs_to_its_own_iteration_wherever_it_stands(recorder, place):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+
+    def log(here, i):
+        if here == place:
+            recorder.logbook.add("step", 10 * i)
+
+    for i in range(3):
+        log("top", i)
+        scaler.scale(model(torch.ones(2))).backward()
+        log("under way", i)
+        scaler.step(optimizer)
+        scaler.update()
+        log("after", i)
+    assert recorder.column("step") == [0, 10, 20]
 
 
 def test_names_come_from_the_model(recorder):
@@ -403,10 +424,10 @@ def test_a_search_does_not_wait_for_ever(recorder):
         scaler.scale(half(model[0], torch.ones(2, 4))).backward()
         scaler.step(optimizers[0])
         scaler.update()
-    assert len(model[1]._forward_hooks) == 1
+    assert model[1]._forward_hooks
     for _ in range(65):
         attempt(scaler, model[1], optimizers[1], x=(0.0, 0.0))
-    assert (len(model[1]._forward_hooks), recorder.events("forward_search")) == (0, [])
+    assert (len(model[1]._forward_hooks), recorder.data("forward_search")) == (0, [])
 
 
 def test_buffers_that_the_first_pass_poisons_are_told_at_once(recorder):
@@ -630,7 +651,7 @@ def test_a_fault_of_ours_leaves_the_training_torchs(entry, recorder, monkeypatch
     assert trained(scaler) == trained(torch.amp.GradScaler("cpu", growth_interval=2))
 
 
-@pytest.mark.parametrize("method", ["event", "next_attempt", "take_logged", "describe", "attach"])
+@pytest.mark.parametrize("method", ["event", "next_attempt", "describe", "attach"])
 def test_a_fault_of_the_recorder_leaves_the_training_torchs(method, monkeypatch):
     monkeypatch.setenv("AMPWATCH_STRICT", "0")
     broken = type("Broken", (MemoryRecorder,), {method: lambda *_args, **_kwargs: 1 / 0})
