@@ -157,7 +157,7 @@ class Watch(Unwatched):
             return
         self.recorder.logbook.begin()
         self._protocol.scale()
-        self._probes.forward_ended()
+        self._probes.forward_ended(losses)
         if losses:
             device = internals.scale_of(scaler).device
             self._losses += [_mean(loss, device) for loss in losses if loss.numel() and not loss.is_complex()]
