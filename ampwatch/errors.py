@@ -1,12 +1,12 @@
 """Errors that ampwatch raises, all at construction or at a boundary, never inside a training loop.
 
-    AmpwatchError
-    ├── InvalidBatch            a batch that cannot be read; names the field and the reason
-    │   └── UnsupportedVersion  a batch written by a newer ampwatch
-    ├── MissingExtra            a part that was not installed; names the pip command
-    ├── SettingsError           a setting or argument that cannot be used
-    ├── RunNotFound             a run, directory or trace that does not exist
-    └── SpoolError              a spool directory that cannot be written
+AmpwatchError
+├── InvalidBatch            a batch that cannot be read; names the field and the reason
+│   └── UnsupportedVersion  a batch written by a newer ampwatch
+├── MissingExtra            a part that was not installed; names the pip command
+├── SettingsError           a setting or argument that cannot be used
+├── RunNotFound             a run, directory or trace that does not exist
+└── SpoolError              a spool directory that cannot be written
 """
 
 from __future__ import annotations
