@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import AmpwatchError, InvalidBatch, MissingExtra, RunNotFound, SettingsError, SpoolError
 
 if TYPE_CHECKING:
+    from .checks import check
     from .diagnosis import diagnose
     from .diagnosis.findings import Finding
     from .recorder import finish, log
@@ -26,6 +27,7 @@ _HOME = {
     "Finding": ".diagnosis.findings",
     "GradScaler": ".scaler",
     "Settings": ".settings",
+    "check": ".checks",
     "diagnose": ".diagnosis",
     "finish": ".recorder",
     "log": ".recorder",
@@ -43,6 +45,7 @@ __all__ = [
     "SettingsError",
     "SpoolError",
     "__version__",
+    "check",
     "diagnose",
     "finish",
     "log",

@@ -115,6 +115,7 @@ EVENT_TYPES: Final = frozenset(
         "finite_check",
         "forward_search",
         "operations",
+        "check",
         "fault",
         "dropped",
         "heartbeat",

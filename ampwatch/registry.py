@@ -94,7 +94,7 @@ class Registry:
         shape = tuple(len(group["params"]) for group in optimizer.param_groups)
         if shape != entry.shape:
             entry.shape = shape
-            self._event("optimizers", optimizers=[_describe(optimizer, entry.index)])
+            self._event("optimizers", optimizers=[describe_optimizer(optimizer, entry.index)])
         return entry.index
 
     def owner(self, optimizer: Optimizer) -> int | None:
@@ -176,7 +176,8 @@ def first_lr(optimizer: Optimizer) -> float | None:
     return _real(optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
 
 
-def _describe(optimizer: Optimizer, index: int) -> dict[str, Any]:
+def describe_optimizer(optimizer: Optimizer, index: int) -> dict[str, Any]:
+    """What the `optimizers` event says of an optimizer."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "id": index,

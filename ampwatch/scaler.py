@@ -147,7 +147,7 @@ class GradScaler(_Watched):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         given = _given(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        _attach(self, model, _source(settings, given, on_finding, recorder))
+        _attach(self, model, _source(settings, given, on_finding, recorder), asked=enabled)
 
 
 def watch(
@@ -222,7 +222,12 @@ def _source(
     return lambda: current(loaded, on_finding=on_finding)
 
 
-def _attach(scaler: torch.amp.GradScaler, model: nn.Module | None, source: Callable[[], Sink]) -> Unwatched:
+def _attach(
+    scaler: torch.amp.GradScaler,
+    model: nn.Module | None,
+    source: Callable[[], Sink],
+    asked: bool | None = None,
+) -> Unwatched:
     """Give a scaler its watch. A class that is not the one ampwatch was written for runs untouched."""
     watch = UNWATCHED
     changed = internals.mismatches(_torch_class(type(scaler)))
@@ -231,7 +236,7 @@ def _attach(scaler: torch.amp.GradScaler, model: nn.Module | None, source: Calla
         if changed:
             recorder.fault("scaler.open", TypeError(f"not the GradScaler that ampwatch knows: {changed}"), 1)
         elif not recorder.finished:
-            watch = Watch(recorder, model)
+            watch = Watch(recorder, model, asked=asked)
     scaler.__dict__[_KEY] = watch
     if changed:
         warnings.warn(

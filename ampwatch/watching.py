@@ -24,6 +24,7 @@ from . import internals
 from .guard import guard
 from .harvest import Harvester, Label, Seen
 from .hooks import Observation
+from .inspection import Inspection
 from .internals import Scaler
 from .outcome import Attempt, Unscaled
 from .probes import Probes
@@ -66,6 +67,7 @@ class Watch(Unwatched):
         model: named in the records, and observed; None without.
         clock: Unix time in seconds.
         memory: host memory for the ring, see `Ring`.
+        asked: whether the user wanted the scaler enabled; None where that is not known.
     Errors: SettingsError for a statistics pass that does not exist.
     """
 
@@ -76,10 +78,11 @@ class Watch(Unwatched):
         *,
         clock: Callable[[], float] = time.time,
         memory: Memory | None = None,
+        asked: bool | None = None,
     ) -> None:
         self.recorder, self.model = recorder, model
         self.producer = recorder.producer
-        self._clock, self._memory = clock, memory
+        self._clock, self._memory, self._asked = clock, memory, asked
         self._statistics = choose(recorder.settings.statistics)
         self._registry = registry_of(recorder)
         self._harvester = Harvester(tensor_every=recorder.settings.tensor_every)
@@ -87,6 +90,7 @@ class Watch(Unwatched):
         self._protocol = Protocol()
         self._probes = Probes(model, self._registry.tensor)
         self._tripwires = Tripwires(self)
+        self._inspection = Inspection(self._event, self._names_of_model)
         self._ring: Ring[Label] | None = None
         self._names: dict[int, Name] | None = None
         self._dtypes: set[torch.dtype] = set()
@@ -145,6 +149,7 @@ class Watch(Unwatched):
 
     def _begin_window(self) -> None:
         self._losses: list[Tensor] = []
+        self._loss_has_graph: bool | None = None
         self._gradients: dict[int, _Gradients] = {}
         self._accumulations: dict[int, int] = {}
         self._lr: float | None = None
@@ -152,6 +157,7 @@ class Watch(Unwatched):
     def _note_losses(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
         for loss in losses:
             self._note_dtype(loss.dtype)
+            self._loss_has_graph = bool(self._loss_has_graph) or loss.grad_fn is not None
         if not scaler.is_enabled():
             self._note_disabled(scaler, losses)
             return
@@ -179,6 +185,11 @@ class Watch(Unwatched):
 
     def _announce_step(self, scaler: Scaler, optimizer: Optimizer, closure: bool) -> Call:
         self._stepping = index = self._seen(scaler, optimizer)
+        self._inspection.step(index, optimizer)
+        if (
+            index in self._gradients
+        ):  # unscaled already; else they are looked at as torch's step() unscales them
+            self._inspect_gradients(index, optimizer)
         if self._lr is None:
             self._lr = first_lr(optimizer)
         return self._protocol.step(index, closure=closure)
@@ -197,6 +208,7 @@ class Watch(Unwatched):
         if not self._tripwires.knows(index):
             self._introduce(scaler, replaces=self._registry.owner(optimizer))
             self._registry.own(optimizer, self._scaler)
+            self._inspection.meet(index, optimizer, self._gradients)
             self._tripwires.on_step(index, optimizer)
         return index
 
@@ -212,6 +224,12 @@ class Watch(Unwatched):
         places, rows = self._statistics_of(grads)
         tensors = np.array(ids, np.int64)[places]
         self._gradients[index] = _Gradients(Unscaled(index, tensors, fused), rows)
+        if self._stepping == index:
+            self._inspect_gradients(index, optimizer)
+
+    def _inspect_gradients(self, index: int, optimizer: Optimizer) -> None:
+        count = len(self._gradients[index].unscaled.tensors)
+        self._inspection.gradients(index, optimizer, count, loss_has_graph=self._loss_has_graph)
 
     def _statistics_of(self, grads: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Statistics, device by device, and the place in `grads` that each row is of."""
@@ -320,7 +338,13 @@ class Watch(Unwatched):
         if self._scaler < 0:
             self._scaler = self._registry.new_scaler()
             self.recorder.describe(device=internals.device_name(scaler), statistics=self._statistics.name)
-            self._event("scaler", scaler=self._scaler, **internals.describe(scaler), replaces=replaces)
+            self._event(
+                "scaler",
+                scaler=self._scaler,
+                asked=self._asked,
+                **internals.describe(scaler),
+                replaces=replaces,
+            )
         return self._scaler
 
     def _names_of_model(self) -> dict[int, Name]:

@@ -69,6 +69,7 @@ class Described:
     finite_checks: Kept = field(default_factory=Kept)
     searches: Kept = field(default_factory=Kept)
     operations: Kept = field(default_factory=Kept)
+    checks: Kept = field(default_factory=Kept)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -97,6 +98,9 @@ class Described:
                     self.searches.add(event)
                 case "operations":
                     self.operations.add(event)
+                case "check":
+                    self.checks.add(event)
+                    self.optimizers.put(event.data.get("id"), event.time, event.data)
 
     @property
     def autocast(self) -> str | None:
@@ -127,6 +131,17 @@ class Described:
     def module_of(self, tensor: int) -> str:
         """The name of the module that owns a tensor; empty where it is not known."""
         return str(self.tensors.get(tensor, {}).get("module") or "")
+
+    def optimizers_of(self, stream: int) -> list[dict[str, Any]]:
+        """What is known of the optimizers that a stream steps."""
+        indices = self.streams.get(stream, {}).get("optimizers", [])
+        return [self.optimizers[i] for i in indices if i in self.optimizers]
+
+    @property
+    def scaler_class(self) -> str:
+        """The class of the first scaler."""
+        first: dict[str, Any] = next(iter(self.scalers.values()), {})
+        return str(first.get("class", ""))
 
     def optimizer_name(self, index: int | None) -> str:
         """The class of an optimizer, for a sentence."""

@@ -35,11 +35,22 @@ from .progress import no_updates
 from .rows import Ledger
 from .samples import Sample, Samples
 from .scale_range import underflow
+from .static import (
+    backend_limit,
+    closure,
+    epsilon_underflow,
+    fused_optimizer,
+    low_precision_params,
+    missing_scaler,
+    no_gradients,
+    shared_parameter,
+)
 
 Rule = Callable[[Case], Iterator[Finding]]
 
 STREAM_RULES: Final[tuple[Rule, ...]] = (
     divergence,
+    fused_optimizer,
     poisoned,
     forward,
     dead_zone,
@@ -50,7 +61,17 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     calibration,
     spike,
 )
-PRODUCER_RULES: Final[tuple[Rule, ...]] = (call_order, useless_scaler)  # asked once, about the first stream
+PRODUCER_RULES: Final[tuple[Rule, ...]] = (  # asked once, about the first stream
+    low_precision_params,
+    shared_parameter,
+    no_gradients,
+    missing_scaler,
+    backend_limit,
+    epsilon_underflow,
+    closure,
+    call_order,
+    useless_scaler,
+)
 
 _EXPLAINED: Final = frozenset({"calibration", "growth_probe"})
 

@@ -83,6 +83,7 @@ class Episode:
     nonfinite: int = 0
     innocent: int = 0  # of these, those of a gradient penalty: the scale itself may have made them
     first_nonfinite: Moment | None = None
+    last_finite: Moment | None = None  # the last attempt before it, if it was skipped with a finite loss
     loss_last: float = 0.0
     at_one: int = 0
     first_at_one: Moment | None = None
@@ -102,6 +103,8 @@ class Episode:
             self.nonfinite += 1
             self.innocent += bool(row["penalised"])
             self.first_nonfinite = self.first_nonfinite or moment
+        elif self.first_nonfinite is None and row["skipped"]:
+            self.last_finite = moment
         if row["scale"] <= 1:
             self.at_one += 1
             self.first_at_one = self.first_at_one or moment

@@ -12,8 +12,15 @@ from . import texts
 from .findings import SEVERITIES, Evidence, Finding
 
 PRECEDENCE: Final = (
+    "low_precision_params",
+    "shared_parameter",
+    "no_gradients",
+    "backend_limit",
+    "missing_scaler",
     "call_order",
     "scaler_bypassed",
+    "fused_optimizer",
+    "epsilon_underflow",
     "divergence",
     "weights_poisoned",
     "buffers_poisoned",
@@ -39,9 +46,17 @@ _FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scal
 _LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}
 _POISONED: Final = frozenset({"weights_poisoned", "buffers_poisoned"})
 _ALL: Final = _LOCATED | _POISONED | {"divergence"}
+_LOOP: Final = _ALL | {"call_order", "scaler_bypassed"}
 EXPLAINS: Final[dict[str, frozenset[str]]] = {
+    "low_precision_params": _LOOP,
+    "shared_parameter": _LOOP,
+    "no_gradients": _LOOP,
+    "backend_limit": _ALL | {"missing_scaler"},
+    "missing_scaler": _ALL,
     "call_order": _ALL | {"scaler_bypassed"},
     "scaler_bypassed": _ALL,
+    "fused_optimizer": _ALL,
+    "epsilon_underflow": _ALL,
     "divergence": _LOCATED | _POISONED,
     "weights_poisoned": _LOCATED | {"buffers_poisoned"},
     "buffers_poisoned": _LOCATED,

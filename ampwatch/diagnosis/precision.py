@@ -9,6 +9,7 @@ from . import texts
 from .case import Case
 from .facts import Moment
 from .findings import Evidence, Finding
+from .static import is_off
 
 GROWTHS: Final = 3
 
@@ -16,11 +17,8 @@ GROWTHS: Final = 3
 def useless_scaler(case: Case) -> Iterator[Finding]:
     """A scaler with bfloat16 or float32 autocast: by metadata, else by growths that never met an overflow."""
     described, stream = case.described, case.stream
-    if (
-        not case.stream.attempts
-        or described.born("float16")
-        or described.scaler_of(case.index).get("enabled") is False
-    ):
+    begun = stream.attempts or any(check.data.get("static") for check in described.checks.events)
+    if not begun or described.born("float16") or is_off(case):
         return
     dtype = described.autocast
     if dtype in ("bfloat16", "float32"):

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.findings import Advice
 from .advice_forward import FORWARD
 from .advice_loop import LOOP
 from .advice_scale import AFTER_UNSEEN, SCALE
-from .headlines import FAULTS, HEADLINES, HEALTHY, NO_DATA, RAISED, RECOVERY
+from .headlines import FAULTS, HEADLINES, HEALTHY, NO_DATA, RAISED, RECOVERY, WHY_NONE
 from .words import at, at_step, fill, module, percent, power, skipped, times
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "NO_DATA",
     "RAISED",
     "RECOVERY",
+    "WHY_NONE",
     "at",
     "at_step",
     "fill",

@@ -27,6 +27,80 @@ _CALLS: Final = [
 LOOP: Final[dict[str, list[Advice]]] = {
     "call_order": _CALLS,
     "scaler_bypassed": _CALLS,
+    "call_order.closure": [
+        Advice("Take an optimizer without a closure, or train without a scaler: in bfloat16 or float32."),
+    ],
+    "low_precision_params": [
+        Advice(
+            "Keep the parameters that are trained in float32, and let autocast compute in low precision. Frozen ones may "
+            "stay in {dtype}.",
+            "for p in model.parameters():\n    if p.requires_grad:\n        p.data = p.data.float()",
+        ),
+        Advice("If all of the model is to stay in bfloat16, drop the scaler: bfloat16 has float32's range."),
+    ],
+    "shared_parameter": [
+        Advice(
+            "Give each parameter to one optimizer: unscale_() divides every gradient of an optimizer, and this one twice.",
+            "mine = {id(p) for g in first.param_groups for p in g['params']}\n"
+            "second = torch.optim.AdamW([p for p in model.parameters() if id(p) not in mine])",
+        ),
+        Advice("Or one optimizer with two groups of parameters, where they want different learning rates."),
+    ],
+    "no_gradients.frozen": [
+        Advice("Unfreeze what is to be trained, or leave this optimizer out.", "p.requires_grad_(True)"),
+    ],
+    "no_gradients.foreign": [
+        Advice(
+            "Build the optimizer from the model that is trained, after it was copied, moved or wrapped.",
+            "optimizer = torch.optim.AdamW(model.parameters())",
+        ),
+    ],
+    "no_gradients.detached": [
+        Advice(
+            "Look for what cuts the graph: detach(), no_grad(), item(), argmax, or a loss made anew where all samples were "
+            "dropped. A batch without a loss is better skipped before scale().",
+            "if not loss.requires_grad or loss.grad_fn is None:\n    continue",
+        ),
+    ],
+    "no_gradients.unknown": [
+        Advice(
+            "Look at what the loss is made of: these parameters take no part in it, or zero_grad() came after backward().",
+            "[name for name, p in model.named_parameters() if p.grad is None]",
+        ),
+    ],
+    "missing_scaler": [
+        Advice("Turn a scaler on.", "scaler = ampwatch.GradScaler(device, model=model)"),
+        Advice(
+            "Or use bfloat16, which needs none. On CUDA, autocast without a dtype means float16.",
+            "with torch.autocast(device, dtype=torch.bfloat16): ...",
+        ),
+    ],
+    "backend_limit": [
+        Advice(
+            "Make it for the device in use.",
+            "scaler = ampwatch.GradScaler(next(model.parameters()).device.type)",
+        ),
+        Advice(
+            "If this machine is meant to train without one, say so: enabled=False.",
+            "enabled=torch.cuda.is_available()",
+        ),
+    ],
+    "epsilon_underflow": [
+        Advice(
+            "Keep the {what} of the optimizer in float32, and let autocast compute in float16.",
+            "model.float()  # before the optimizer is built",
+        ),
+        Advice(
+            "Where float16 {what} must stay, an eps of 1e-7 and above does not vanish; it changes the update."
+        ),
+    ],
+    "fused_optimizer": [
+        Advice("Go back to a checkpoint from before {first}: weights that are not finite do not recover."),
+        Advice(
+            "Use the optimizer without fusing; then the scaler decides whether it steps. Or one that heeds found_inf.",
+            "optimizer = torch.optim.AdamW(model.parameters(), fused=False)",
+        ),
+    ],
     "useless_scaler": [
         Advice(
             "Enable the scaler with float16 autocast only. {dtype} has float32's range and needs none.",

@@ -35,6 +35,41 @@ HEADLINES: Final = {
     "forward_overflow": (
         "Values inside {module} exceed float16 (65504) in the forward pass since {first}. {recovery}"
     ),
+    "low_precision_params.error": (
+        "{optimizer} trains parameters in {dtype}, which GradScaler refuses with an error at {first}: it does not recover "
+        "by itself."
+    ),
+    "low_precision_params.warning": (
+        "{optimizer} trains parameters in {dtype} with a GradScaler, which is made for float32 parameters, since {first}; "
+        "it goes on until the dtype is changed."
+    ),
+    "shared_parameter": (
+        "{optimizer} and {other} both hold {tensor}, whose gradient is divided by the loss scale twice since {first}; it "
+        "goes on until one of them lets go of it."
+    ),
+    "no_gradients": (
+        "No parameter of {optimizer} has a gradient at {first}: {why}. It does not recover by itself."
+    ),
+    "missing_scaler": (
+        "Autocast runs with float16 and no GradScaler is on: small gradients become zero unnoticed, from the first step "
+        "until one is."
+    ),
+    "backend_limit": (
+        "The GradScaler is off, because it was made for {device}, which this machine does not have: its scale of 1.0 is "
+        "no scale, from the first step until it is made for the device in use."
+    ),
+    "epsilon_underflow.fatal": (
+        "The eps of {optimizer}, {eps}, is 0 in its float16 {what}: the step of {first} divides by zero. It does not "
+        "recover by itself."
+    ),
+    "epsilon_underflow.warning": (
+        "The eps of {optimizer}, {eps}, is 0 in its float16 {what} since {first}: where a gradient is small, its step "
+        "divides by zero."
+    ),
+    "fused_optimizer": (
+        "{optimizer} applied gradients that were not finite at {first}, although the step was to be skipped. The weights "
+        "do not recover, {tensor} first."
+    ),
     "mask_constant": (
         "Rows of attention scores in {module} are masked altogether since {first}, and their softmax is NaN. {recovery}"
     ),
@@ -109,7 +144,15 @@ FAULTS: Final = {
     "update_in_accumulation": "update() is called inside an accumulation window, so that gradients of two scales may be added",
     "step_outside_scaler": "{optimizer} is stepped directly, with gradients that are still scaled",
     "missing_update": "update() is missing after step() of {optimizer}, so that the scale never adapts",
+    "closure.wanted": "step() of {optimizer} wants a closure, which GradScaler does not support",
     "closure": "step() of {optimizer} was given a closure, which GradScaler does not support",
+}
+
+WHY_NONE: Final = {
+    "frozen": "all of them are frozen",
+    "foreign": "it holds other tensors than the model",
+    "detached": "the loss is not made of them, its graph is cut",
+    "unknown": "the loss does not depend on them, or backward was not called",
 }
 
 RAISED: Final = {

@@ -1,0 +1,135 @@
+"""Checks that need no training: what an optimizer, its parameters and the scaler say of themselves.
+
+    for finding in ampwatch.check(model, optimizer, scaler, autocast_dtype=torch.float16):
+        print(finding.headline)
+
+The same facts are recorded by themselves when a scaler first meets an optimizer (event `check`), so that a recorded
+run is diagnosed alike. Nothing here synchronises with a device: only attributes are read, no numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import internals
+from .registry import Name, describe_optimizer, dtype_name, names_of
+
+if TYPE_CHECKING:
+    from .diagnosis.findings import Finding
+
+MOST_NAMED: Final = 8
+
+
+def check(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scaler: torch.amp.GradScaler | None = None,
+    autocast_dtype: torch.dtype | None = None,
+) -> list[Finding]:
+    """What is wrong before the first step, most severe first; nothing where all is well.
+
+    Arguments:
+        model: that is trained.
+        optimizer: one, or all that the scaler steps.
+        scaler: torch's or ampwatch's; None where there is none.
+        autocast_dtype: of the forward pass; None without autocast.
+    Errors: none of its own. Synchronisation: none.
+    """
+    from .diagnosis import Diagnosis
+    from .records import Event, pack_events
+
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    told = [Event(type, 0.0, data=data) for type, data in _events(model, optimizers, scaler, autocast_dtype)]
+    batch = pack_events(told, producer="0" * 32, seq=0, run="check", rank=0)
+    return Diagnosis.from_batches([batch]).findings()
+
+
+def facts_of(
+    optimizer: Optimizer,
+    index: int,
+    *,
+    names: Mapping[int, Name],
+    others: Mapping[int, Optimizer],
+) -> dict[str, Any]:
+    """Data of a `check` event (docs/format.md).
+
+    Arguments:
+        index: of the optimizer in the records.
+        names: what the model calls its parameters, by identity; empty without a model.
+        others: the other optimizers of the scaler, by index.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    trainable = [p for p in parameters if p.requires_grad]
+    name = _naming(optimizer, index, names)
+    return {
+        **describe_optimizer(optimizer, index),
+        "closure": _wants_closure(optimizer),
+        "trainable": len(trainable),
+        "frozen": len(parameters) - len(trainable),
+        "foreign": sum(id(p) not in names for p in parameters) if names else None,
+        "with_grad": sum(p.grad is not None for p in parameters),
+        "low": _low_precision(trainable, name),
+        "state_dtypes": _state_dtypes(optimizer),
+        "devices": sorted({p.device.type for p in parameters}),
+        "shared": [each for i, other in others.items() if (each := _shared(trainable, other, i, name))],
+    }
+
+
+def _events(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    scaler: torch.amp.GradScaler | None,
+    autocast_dtype: torch.dtype | None,
+) -> Iterable[tuple[str, dict[str, Any]]]:
+    names = names_of(model)
+    if scaler is not None:
+        yield "scaler", {"scaler": 0, **internals.describe(scaler)}
+    if autocast_dtype is not None:
+        yield "autocast", {"dtype": dtype_name(autocast_dtype), "device": ""}
+    for i, optimizer in enumerate(optimizers):
+        facts = facts_of(optimizer, i, names=names, others=dict(enumerate(optimizers[:i])))
+        yield "check", {**facts, "with_grad": None, "static": True, "scaled": scaler is not None}
+
+
+def _naming(optimizer: Optimizer, index: int, names: Mapping[int, Name]) -> dict[int, str]:
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return {
+        id(p): names[id(p)].name if id(p) in names else f"optimizer.{index}.param.{place}"
+        for place, p in enumerate(parameters)
+    }
+
+
+def _wants_closure(optimizer: Optimizer) -> bool:
+    """Whether step() cannot be called without one, as that of LBFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _low_precision(parameters: Iterable[Tensor], name: Mapping[int, str]) -> dict[str, list[str]]:
+    """Names of parameters that a scaler was not made for, by dtype."""
+    low: dict[str, list[str]] = {}
+    for parameter in parameters:
+        if parameter.is_complex() or parameter.dtype in (torch.float16, torch.bfloat16):
+            low.setdefault(dtype_name(parameter.dtype), []).append(name[id(parameter)])
+    return {dtype: named[:MOST_NAMED] for dtype, named in low.items()}
+
+
+def _state_dtypes(optimizer: Optimizer) -> list[str]:
+    states = (
+        value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()
+    )
+    return sorted({dtype_name(v.dtype) for v in states if isinstance(v, Tensor) and v.is_floating_point()})
+
+
+def _shared(
+    parameters: Iterable[Tensor], other: Optimizer, index: int, name: Mapping[int, str]
+) -> dict[str, Any] | None:
+    theirs: Collection[int] = {id(p) for group in other.param_groups for p in group["params"]}
+    both = [name[id(p)] for p in parameters if id(p) in theirs]
+    return {"optimizer": index, "count": len(both), "tensors": both[:MOST_NAMED]} if both else None

@@ -1,0 +1,253 @@
+"""What needs no training to be seen: dtypes, parameters that are shared, foreign or frozen, a scaler that is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ampwatch.records import Event
+
+from . import texts
+from .case import Case
+from .facts import Moment
+from .findings import Evidence, Finding, Severity
+
+FLOAT16_EPS: Final = 6e-8  # the smallest float16 number is 5.96e-8; below half of it an eps becomes 0
+
+
+def low_precision_params(case: Case) -> Iterator[Finding]:
+    """Trainable float16, bfloat16 or complex parameters given to a scaler that is on."""
+    for check in _latest(case):
+        low = check.data.get("low") or {}
+        if not low or not _scaled(case, check):
+            continue
+        raised = [dtype for dtype in low if _is_refused(dtype, check.data)]
+        dtype = next(iter(raised or low))
+        severity: Severity = "error" if raised else "warning"
+        first = _moment(case, check)
+        headline = texts.HEADLINES[f"low_precision_params.{severity}"].format(
+            first=texts.at(first), optimizer=check.data["class"], dtype=dtype
+        )
+        yield case.finding(
+            "low_precision_params",
+            severity,
+            headline,
+            first=first,
+            evidence=[_named(d, names) for d, names in low.items()],
+            advice=texts.fill(texts.ADVICE["low_precision_params"], dtype=dtype),
+            confidence=1.0,
+            tensor=low[dtype][0],
+        )
+
+
+def shared_parameter(case: Case) -> Iterator[Finding]:
+    """Parameters that two optimizers of a scaler hold, and that are unscaled twice between two updates."""
+    for check in case.described.checks.events:
+        for shared in check.data.get("shared") or []:
+            first, count = _moment(case, check), shared["count"]
+            other = case.described.optimizer_name(shared["optimizer"])
+            text = f"{texts.times(count, 'parameter')} in both: {', '.join(shared['tensors'])}."
+            yield case.finding(
+                "shared_parameter",
+                "error",
+                texts.HEADLINES["shared_parameter"].format(
+                    first=texts.at(first),
+                    optimizer=check.data["class"],
+                    other=other,
+                    tensor=shared["tensors"][0],
+                ),
+                first=first,
+                evidence=[Evidence(text=text, value=count, unit="parameters", tensor=shared["tensors"][0])],
+                advice=texts.ADVICE["shared_parameter"],
+                confidence=1.0,
+                tensor=shared["tensors"][0],
+            )
+
+
+def no_gradients(case: Case) -> Iterator[Finding]:
+    """An optimizer that is stepped although none of its parameters has a gradient, or that never can have one."""
+    for check in case.described.checks.events:
+        data = check.data
+        why = _why_none(data)
+        stepped = (
+            data.get("stepped_empty") and case.described.scaler_class != "ShardedGradScaler"
+        )  # an empty shard
+        if not stepped and not (data.get("static") and why != "unknown"):
+            continue
+        first = _moment(case, check)
+        total = data["trainable"] + data["frozen"]
+        text = (
+            f"{total} parameters: {data['trainable']} trainable, {data['frozen']} frozen, {_foreign(data)}."
+        )
+        yield case.finding(
+            "no_gradients",
+            "error",
+            texts.HEADLINES["no_gradients"].format(
+                first=texts.at(first), optimizer=data["class"], why=texts.WHY_NONE[why]
+            ),
+            first=first,
+            evidence=[Evidence(text=text, value=total, unit="parameters", attempt=check.attempt)],
+            advice=texts.ADVICE[f"no_gradients.{why}"],
+            confidence=0.7 if why == "unknown" else 1.0,
+        )
+
+
+def missing_scaler(case: Case) -> Iterator[Finding]:
+    """float16 autocast with a scaler that is off, or with none."""
+    if case.described.autocast != "float16" or not is_off(case):
+        return
+    yield case.finding(
+        "missing_scaler",
+        "error",
+        texts.HEADLINES["missing_scaler"],
+        first=Moment(0, 0),
+        evidence=[Evidence(text="Autocast runs with float16, and no loss scaler is on.", attempt=0)],
+        advice=texts.ADVICE["missing_scaler"],
+        confidence=1.0,
+    )
+
+
+def backend_limit(case: Case) -> Iterator[Finding]:
+    """A scaler that was asked for and is off, because the machine has no such device."""
+    for scaler in case.described.scalers.values():
+        if scaler.get("asked") and scaler.get("enabled") is False:
+            device = scaler.get("device", "cuda")
+            text = f"GradScaler({device!r}) was made with enabled=True, and torch turned it off."
+            yield case.finding(
+                "backend_limit",
+                "warning",
+                texts.HEADLINES["backend_limit"].format(device=device),
+                first=Moment(0, 0),
+                evidence=[Evidence(text=text, attempt=0)],
+                advice=texts.ADVICE["backend_limit"],
+                confidence=1.0,
+            )
+
+
+def epsilon_underflow(case: Case) -> Iterator[Finding]:
+    """An eps that is 0 in float16, in an optimizer that computes in float16."""
+    for check in _latest(case):
+        data = check.data
+        eps = data.get("eps")
+        if eps is None or not 0 <= eps < FLOAT16_EPS or data.get("fused"):
+            continue
+        if "float16" in (data.get("low") or {}) and not _scaled(case, check):
+            yield _epsilon(case, check, "parameters", "fatal")
+        elif "float16" in data.get("state_dtypes", ()):
+            poisoned = any(
+                e.data.get("parameters", {}).get("count") for e in case.described.finite_checks.events
+            )
+            yield _epsilon(case, check, "state", "fatal" if poisoned else "warning")
+
+
+def closure(case: Case) -> Iterator[Finding]:
+    """An optimizer whose step() wants a closure, which a scaler does not support; before any training only."""
+    for check in case.described.checks.events:
+        if check.data.get("static") and check.data.get("closure") and _scaled(case, check):
+            fault = texts.FAULTS["closure.wanted"].format(optimizer=check.data["class"])
+            yield case.finding(
+                "call_order",
+                "error",
+                texts.HEADLINES["call_order"].format(first="step 0", fault=fault, raised=texts.RAISED[True]),
+                first=Moment(0, 0),
+                advice=texts.ADVICE["call_order.closure"],
+                confidence=1.0,
+            )
+
+
+def fused_optimizer(case: Case) -> Iterator[Finding]:
+    """Parameters that became inf or NaN in an attempt whose step was skipped, by an optimizer that skips by itself."""
+    fused = [o for o in case.described.optimizers_of(case.index) if o.get("fused")]
+    for episode in case.stream.all_episodes():
+        broken, last = episode.first_nonfinite, episode.last_finite
+        if not fused or broken is None or last is None or episode.nonfinite < 1:
+            continue
+        checks = case.described.finite_checks.between(broken.attempt, episode.last.attempt)
+        failed = next((c for c in checks if c.data.get("parameters", {}).get("count")), None)
+        if failed is not None:
+            yield _fused(case, last, broken, failed, str(fused[0].get("class")))
+            return
+
+
+def _fused(case: Case, last: Moment, broken: Moment, check: Event, name: str) -> Finding:
+    tensor = str((check.data["parameters"].get("nonfinite") or ["?"])[0])
+    text = (
+        f"At {texts.at(last)} the loss was finite and the gradients were not, so that the step was to be skipped; "
+        f"at {texts.at(broken)} the loss is not finite, and parameters are not, {tensor} first. No step was taken between."
+    )
+    return case.finding(
+        "fused_optimizer",
+        "fatal",
+        texts.HEADLINES["fused_optimizer"].format(first=texts.at(last), optimizer=name, tensor=tensor),
+        first=last,
+        evidence=[Evidence(text=text, attempt=last.attempt, tensor=tensor)],
+        advice=texts.fill(texts.ADVICE["fused_optimizer"], first=texts.at(last)),
+        confidence=0.9,
+        tensor=tensor,
+    )
+
+
+def _epsilon(case: Case, check: Event, what: str, severity: Severity) -> Finding:
+    data, first = check.data, _moment(case, check)
+    text = f"eps is {data['eps']:g}; float16 rounds everything below 3e-8 to 0."
+    headline = texts.HEADLINES[f"epsilon_underflow.{severity}"].format(
+        first=texts.at(first), optimizer=data["class"], what=what, eps=f"{data['eps']:g}"
+    )
+    return case.finding(
+        "epsilon_underflow",
+        severity,
+        headline,
+        first=first,
+        evidence=[Evidence(text=text, value=data["eps"], attempt=check.attempt)],
+        advice=texts.fill(texts.ADVICE["epsilon_underflow"], what=what),
+        confidence=0.95 if severity == "fatal" else 0.6,
+    )
+
+
+def _latest(case: Case) -> list[Event]:
+    """The newest check of each optimizer."""
+    newest = {event.data.get("id"): event for event in case.described.checks.events}
+    return list(newest.values())
+
+
+def _moment(case: Case, check: Event) -> Moment:
+    attempt = max(check.attempt, 0)
+    return Moment(attempt, case.step_of(attempt))
+
+
+def is_off(case: Case) -> bool:
+    """Whether there is no scaler, or none that is enabled."""
+    scalers = list(case.described.scalers.values())
+    absent = any(check.data.get("scaled") is False for check in case.described.checks.events)
+    return absent or (bool(scalers) and all(scaler.get("enabled") is False for scaler in scalers))
+
+
+def _scaled(case: Case, check: Event) -> bool:
+    return check.data.get("scaled", True) and not is_off(case)
+
+
+def _is_refused(dtype: str, data: dict[str, Any]) -> bool:
+    """Whether torch raises: always for complex, for float16 unless fused, for bfloat16 on CUDA."""
+    if dtype.startswith("complex"):
+        return True
+    if dtype == "float16":
+        return not data.get("fused")
+    return not data.get("fused") and "cuda" in data.get("devices", ())
+
+
+def _named(dtype: str, names: list[str]) -> Evidence:
+    return Evidence(text=f"Trainable in {dtype}: {', '.join(names)}.", tensor=names[0])
+
+
+def _why_none(data: dict[str, Any]) -> str:
+    total = data.get("trainable", 0) + data.get("frozen", 0)
+    if data.get("trainable") == 0:
+        return "frozen"
+    if data.get("foreign") == total:
+        return "foreign"
+    return "detached" if data.get("loss_has_graph") is False else "unknown"
+
+
+def _foreign(data: dict[str, Any]) -> str:
+    foreign = data.get("foreign")
+    return "the model's own not known" if foreign is None else f"{foreign} of them not the model's"
