@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import internals
+from .hooks import Hook
 from .registry import Name, describe_optimizer, dtype_name, names_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def facts_of(
         "with_grad": sum(p.grad is not None for p in parameters),
         "low": _low_precision(trainable, name),
         "state_dtypes": _state_dtypes(optimizer),
+        "hooks": sum(map(_has_hooks, trainable)),
         "devices": sorted({p.device.type for p in parameters}),
         "shared": [each for i, other in others.items() if (each := _shared(trainable, other, i, name))],
     }
@@ -118,6 +120,13 @@ def _low_precision(parameters: Iterable[Tensor], name: Mapping[int, str]) -> dic
         if parameter.is_complex() or parameter.dtype in (torch.float16, torch.bfloat16):
             low.setdefault(dtype_name(parameter.dtype), []).append(name[id(parameter)])
     return {dtype: named[:MOST_NAMED] for dtype, named in low.items()}
+
+
+def _has_hooks(parameter: Tensor) -> bool:
+    """Whether a parameter has hooks that are not ours."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    hooks = (hook for name in names for hook in (getattr(parameter, name, None) or {}).values())
+    return any(not isinstance(hook, Hook) for hook in hooks)
 
 
 def _state_dtypes(optimizer: Optimizer) -> list[str]:

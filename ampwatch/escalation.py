@@ -1,6 +1,6 @@
-"""When to look closer: which observers a run of skipped attempts calls for.
+"""When to look closer: which observers a run of non-finite losses calls for.
 
-Attempts that were skipped with a non-finite loss are counted per stream, since in a GAN neighbouring attempts
+Attempts with a non-finite loss are counted per stream, since in a GAN neighbouring attempts
 belong to different networks. Torch-free and without clock: a pure function of the attempts.
 """
 
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Final
 
-SEARCH_AT: Final = 2  # consecutive skips with a non-finite loss before the forward pass is searched
+SEARCH_AT: Final = 2  # consecutive non-finite losses before the forward pass is searched
 SEARCH_AGAIN: Final = 64  # further ones before it is searched again
 
 
 class Escalation:
-    """Counts consecutive skips with a non-finite loss, and remembers what they call for until it is taken."""
+    """Counts consecutive non-finite losses, and remembers what they call for until it is taken."""
 
     def __init__(self) -> None:
         self._streaks: dict[int, int] = {}
         self._check = False
         self._search = -1
 
-    def add(self, stream: int, *, skipped: bool, loss_is_finite: bool) -> None:
-        """Add the next attempt of a stream."""
-        if not skipped or loss_is_finite:
+    def add(self, stream: int, *, loss_is_finite: bool) -> None:
+        """Add the next attempt of a stream; whether it was skipped does not matter: gradients may have been cleaned."""
+        if loss_is_finite:
             self._streaks[stream] = 0
             return
         streak = self._streaks[stream] = self._streaks.get(stream, 0) + 1

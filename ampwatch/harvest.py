@@ -238,6 +238,7 @@ class Harvester:
             "losses": attempt.losses,
             "micro_batches": attempt.micro_batches,
             "loss": outcome.loss,
+            "residue": outcome.residue,
             "lr": MISSING if attempt.lr is None else attempt.lr,
             **totals_of(outcome, self.origins.float16),
             "applied_nonfinite": applied_nonfinite(attempt, outcome),
@@ -286,7 +287,7 @@ class Harvester:
         self.scale = outcome.scale_after
         self.origins.add_clean(set(attempt.found) - set(outcome.skipped))
         is_finite = not attempt.has_loss or bool(np.isfinite(outcome.loss))
-        self.escalation.add(attempt.stream, skipped=bool(outcome.skipped), loss_is_finite=is_finite)
+        self.escalation.add(attempt.stream, loss_is_finite=is_finite)
 
 
 def _attempt_table(rows: Sequence[dict[str, Any]]) -> Table | None:

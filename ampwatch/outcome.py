@@ -32,7 +32,8 @@ class Unscaled:
 @dataclass(frozen=True)
 class Attempt:
     """What only the host knows of an attempt. Its numbers are scale, scale_after, growth_tracker, loss, found_inf of
-    each optimizer of `found`, then the statistics of each of `unscaled`, tensors × WIDTH.
+    each optimizer of `found`, whether a gradient was left over of each of `residues`, then the statistics of each of
+    `unscaled`, tensors × WIDTH.
     """
 
     attempt: int
@@ -46,6 +47,7 @@ class Attempt:
     found: list[int]
     unscaled: list[Unscaled]
     manual: bool  # update() was given a new scale
+    residues: list[int] = field(default_factory=list)
     micro_batches: int = -1
     lr: float | None = None
     logged: Entry = field(default_factory=Entry)
@@ -60,6 +62,7 @@ class Outcome:
     growth_tracker: int
     loss: float
     skipped: list[int]
+    residue: bool
     ids: npt.NDArray[np.int64]
     statistics: Numbers  # (tensors, WIDTH), a view of the ring's memory
 
@@ -76,7 +79,8 @@ def bits(optimizers: Sequence[int]) -> int:
 
 def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     """Tell the numbers of an attempt apart."""
-    head = 4 + len(attempt.found)
+    middle = 4 + len(attempt.found)
+    head = middle + len(attempt.residues)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
     return Outcome(
@@ -84,7 +88,8 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
         scale_after=scale_after,
         growth_tracker=int(tracker),
         loss=loss if attempt.has_loss else MISSING,
-        skipped=[i for i, found in zip(attempt.found, numbers[4:head], strict=True) if found > 0],
+        skipped=[i for i, found in zip(attempt.found, numbers[4:middle], strict=True) if found > 0],
+        residue=bool(numbers[middle:head].any()),
         ids=np.concatenate(ids) if ids else np.empty(0, np.int64),
         statistics=numbers[head:].reshape(-1, WIDTH),
     )

@@ -19,6 +19,9 @@ class Watcher(Protocol):
     def stepped(self, optimizer: int) -> None:
         """An optimizer has stepped."""
 
+    def accumulating(self, optimizer: int, parameter: Tensor) -> None:
+        """A backward pass is about to add to the gradient of this parameter, one of the optimizer's."""
+
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to an optimizer's gradients."""
 
@@ -51,6 +54,10 @@ class Tripwires:
         """Count the accumulations into this parameter, which is one of the optimizer's."""
         if index not in self._counted and parameter.is_leaf and parameter.requires_grad:
             self._counted.add(index)
+            before = Hook(
+                "scaler.accumulating", partial(_accumulating, self._watcher, index, weakref.ref(parameter))
+            )
+            self._handles.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
             hook = Hook("scaler.accumulated", partial(_accumulated, self._watcher, index))
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -65,6 +72,14 @@ def _stepped(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:
     alive = watcher()
     if alive is not None:
         alive.stepped(index)
+
+
+def _accumulating(
+    watcher: weakref.ref[Watcher], index: int, parameter: weakref.ref[Tensor], *_: object
+) -> None:
+    alive, its = watcher(), parameter()
+    if alive is not None and its is not None:
+        alive.accumulating(index, its)
 
 
 def _accumulated(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:

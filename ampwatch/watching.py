@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from . import internals
 from .guard import guard
 from .harvest import Harvester, Label, Seen
-from .hooks import Observation
+from .hooks import Observation, is_plain
 from .inspection import Inspection
 from .internals import Scaler
 from .outcome import Attempt, Unscaled
@@ -35,6 +35,7 @@ from .stats.choose import choose
 from .tripwires import Tripwires
 from .unwatched import Around, Span, Unwatched
 
+RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
 
@@ -134,6 +135,13 @@ class Watch(Unwatched):
             "load_state_dict", partial(self._known_scale, scaler), partial(self._restored, state)
         )
 
+    def accumulating(self, optimizer: int, parameter: Tensor) -> None:
+        """A backward pass is about to add to the gradient of this parameter: the first of a window finds it cleared."""
+        if optimizer not in self._residues:
+            grad = parameter.grad
+            left = grad is not None and is_plain(grad) and grad.layout is torch.strided
+            self._residues[optimizer] = _anything_in(grad) if grad is not None and left else None
+
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
         self._protocol.accumulated(optimizer)
@@ -152,6 +160,7 @@ class Watch(Unwatched):
         self._loss_has_graph: bool | None = None
         self._gradients: dict[int, _Gradients] = {}
         self._accumulations: dict[int, int] = {}
+        self._residues: dict[int, Tensor | None] = {}  # None where the gradient was None
         self._lr: float | None = None
 
     def _note_losses(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
@@ -281,7 +290,12 @@ class Watch(Unwatched):
         loss = torch.stack(self._losses).mean() if self._losses else before  # in its place, and not read
         rows = [row for gradients in self._gradients.values() for row in gradients.rows]
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
-        return [before, after, tracker, loss, *noted.found_inf.values(), *rows]
+        left = [flag for i in self._left_in(noted.stepped) if (flag := self._residues[i]) is not None]
+        return [before, after, tracker, loss, *noted.found_inf.values(), *left, *rows]
+
+    def _left_in(self, stepped: Iterable[int]) -> list[int]:
+        """Optimizers whose first parameter had a gradient before the window's first backward pass."""
+        return [i for i in stepped if self._residues.get(i) is not None]
 
     def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
         number = self.recorder.next_attempt()
@@ -301,6 +315,7 @@ class Watch(Unwatched):
             found=found,
             unscaled=[gradients.unscaled for gradients in self._gradients.values()],
             manual=noted.manual,
+            residues=self._left_in(noted.stepped),
             micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
             lr=self._lr,
             logged=self.recorder.logbook.end(),
@@ -372,6 +387,12 @@ def _mean(loss: Tensor, device: torch.device) -> Tensor:
     """The loss as it is now, as a scalar: the user may change the tensor in place."""
     copy = loss.detach().to(device, torch.float64, copy=True, non_blocking=True)
     return copy.reshape(()) if copy.numel() == 1 else copy.mean()
+
+
+@torch.no_grad()
+def _anything_in(grad: Tensor) -> Tensor:
+    """Whether one of the first elements is not zero; NaN is not."""
+    return grad.flatten()[:RESIDUE].ne(0).any().to(torch.float64)
 
 
 def _dismantle(probes: Probes, tripwires: Tripwires, harvester: Harvester) -> None:

@@ -8,8 +8,8 @@ from ampwatch.records import Event
 
 from . import texts
 from .case import Case
-from .facts import Moment
 from .findings import Evidence, Finding
+from .moments import Moment
 
 
 def call_order(case: Case) -> Iterator[Finding]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .described import Described
-from .facts import Moment, Stream
+from .facts import Stream
 from .findings import Advice, Evidence, Finding, Severity, State
+from .moments import Moment
 from .samples import Sample
 
 

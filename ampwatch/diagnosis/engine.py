@@ -28,6 +28,7 @@ from .facts import Stream
 from .findings import Finding, Verdict
 from .floor import dead_zone, scale_floor
 from .forward import forward
+from .gradients import cleaned_gradients, clip_scaled, grads_not_cleared, norm_overflow
 from .poisoned import poisoned
 from .precedence import settle
 from .precision import useless_scaler
@@ -49,6 +50,10 @@ from .static import (
 Rule = Callable[[Case], Iterator[Finding]]
 
 STREAM_RULES: Final[tuple[Rule, ...]] = (
+    clip_scaled,
+    grads_not_cleared,
+    cleaned_gradients,
+    norm_overflow,
     divergence,
     fused_optimizer,
     poisoned,

@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 from ampwatch.records import is_missing
 
+from .habits import Habits
+from .moments import NEVER, Moment, moment_of
 from .rows import Rows
 from .sketch import Sketch
 
@@ -36,16 +38,6 @@ PROBE_DEPTH: Final = 4  # the scale of a probe is at least a quarter of the high
 PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
 DEFAULT_INTERVAL: Final = 2000
-
-
-class Moment(NamedTuple):
-    """An attempt of a producer, and the user's step at it."""
-
-    attempt: int
-    step: int
-
-
-NEVER: Final = Moment(-1, -1)
 
 
 class Trend(NamedTuple):
@@ -94,7 +86,7 @@ class Episode:
 
     def add(self, row: Any) -> None:
         """Take the next attempt in."""
-        moment = _moment(row)
+        moment = moment_of(row)
         self._note_floor(moment, float(row["scale"]))
         self.last, self.scale_after, self.loss_last = moment, float(row["scale_after"]), float(row["loss"])
         self.attempts += 1
@@ -184,14 +176,16 @@ class Stream:
     recent: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 4)))
     losses: Sketch = field(default_factory=Sketch)
     norms: Sketch = field(default_factory=Sketch)
+    habits: Habits = field(default_factory=Habits)
     clean_scales: deque[tuple[float, int]] = field(default_factory=deque)  # scale, last attempt at it
 
     def fold(self, rows: Rows) -> None:
         """Take in further attempts of this stream, in order."""
         rows = rows[~rows["idle"]]
+        self.habits.fold(rows)
         if rows["applied"].any() and self.applied is None:
             first = rows[rows["applied"]][0]
-            self.applied, self.applied_scale = _moment(first), float(first["scale"])
+            self.applied, self.applied_scale = moment_of(first), float(first["scale"])
         bad = rows["skipped"] | _nonfinite(rows["loss"])
         for start, stop in _runs(bad):
             if bad[start]:
@@ -224,19 +218,19 @@ class Stream:
 
     def _clean(self, rows: Rows) -> None:
         if self.open:
-            self._close(_moment(rows[0]))
+            self._close(moment_of(rows[0]))
         taken = np.flatnonzero(rows["taken"])
         if len(taken):
-            self.first_taken = self.first_taken or _moment(rows[taken[0]])
+            self.first_taken = self.first_taken or moment_of(rows[taken[0]])
         self.attempts += len(rows)
         self.taken += len(taken)
         self._note_scales(rows)
         self._note_zeros(rows)
         self._remember(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))
-        self.last, self.scale = _moment(rows[-1]), float(rows["scale_after"][-1])
+        self.last, self.scale = moment_of(rows[-1]), float(rows["scale_after"][-1])
 
     def _trouble(self, row: Any) -> None:
-        moment = _moment(row)
+        moment = moment_of(row)
         if self.open is None:
             self.open = self._begin(moment, float(row["scale"]), int(row["n_bad"]))
         self.open.add(row)
@@ -285,7 +279,7 @@ class Stream:
         self.growths += len(grew)
         self.growths_since_skip += len(grew)
         if len(grew):
-            self.first_growth = self.first_growth or _moment(rows[grew[0]])
+            self.first_growth = self.first_growth or moment_of(rows[grew[0]])
         for start, stop in _runs(rows["scale"]):
             scale, last = float(rows["scale"][start]), int(rows["attempt"][stop - 1])
             if self.clean_scales and self.clean_scales[-1][0] == scale:
@@ -308,7 +302,7 @@ class Stream:
             self.zero_since, self.zero_attempts = None, 0
             rows = rows[other[-1] + 1 :]
         if len(rows):
-            self.zero_since = self.zero_since or _moment(rows[0])
+            self.zero_since = self.zero_since or moment_of(rows[0])
             self.zero_attempts += len(rows)
 
     def _remember(self, seen: npt.NDArray[np.float64]) -> None:
@@ -370,7 +364,3 @@ def _nonfinite(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 def _is_nonfinite(loss: float) -> bool:
     return not np.isfinite(loss) and not bool(is_missing(loss))
-
-
-def _moment(row: Any) -> Moment:
-    return Moment(int(row["attempt"]), int(row["step"]))

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from . import texts
 from .case import Case
 from .evidence import loss_before, recovery, to_no_avail
-from .facts import Episode, Moment
+from .facts import Episode
 from .findings import Advice, Evidence, Finding
 from .located import Seen, located, seen_in
+from .moments import Moment
 
 
 def forward(case: Case) -> Iterator[Finding]:
@@ -30,7 +31,8 @@ def _bad_batch(case: Case, episode: Episode, first: Moment) -> Finding:
     closed = episode.closed
     after = texts.RECOVERY["went on"].format(closed=texts.at(closed)) if closed else texts.RECOVERY["open"]
     loss = "not finite" if closed else _loss_word(episode.loss_last)
-    headline = texts.HEADLINES["bad_batch"].format(loss=loss, first=texts.at(first), recovery=after)
+    kind = "bad_batch" if episode.skips else "bad_batch.taken"
+    headline = texts.HEADLINES[kind].format(loss=loss, first=texts.at(first), recovery=after)
     return case.finding(
         "bad_batch",
         "warning",

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 from . import texts
 from .case import Case
 from .evidence import loss_before, recovery, to_no_avail
-from .facts import Episode, Moment
+from .facts import Episode
 from .findings import Evidence, Finding
+from .moments import Moment
 
 LARGE: Final = 32.0  # two such numbers in a product over 64 elements pass 65504
 NEAR_LIMIT: Final = 2.0**13

@@ -9,8 +9,9 @@ from ampwatch.records import Event
 
 from . import texts
 from .case import Case
-from .facts import Episode, Moment
+from .facts import Episode
 from .findings import Evidence, Finding
+from .moments import Moment
 
 KINDS: Final = {"parameters": "weights_poisoned", "buffers": "buffers_poisoned"}
 

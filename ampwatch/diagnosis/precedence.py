@@ -19,6 +19,10 @@ PRECEDENCE: Final = (
     "missing_scaler",
     "call_order",
     "scaler_bypassed",
+    "clip_scaled",
+    "grads_not_cleared",
+    "cleaned_gradients",
+    "norm_overflow",
     "fused_optimizer",
     "epsilon_underflow",
     "divergence",
@@ -46,15 +50,19 @@ _FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scal
 _LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}
 _POISONED: Final = frozenset({"weights_poisoned", "buffers_poisoned"})
 _ALL: Final = _LOCATED | _POISONED | {"divergence"}
-_LOOP: Final = _ALL | {"call_order", "scaler_bypassed"}
+_TOUCHED: Final = frozenset({"clip_scaled", "grads_not_cleared", "cleaned_gradients"})
+_LOOP: Final = _ALL | _TOUCHED | {"call_order", "scaler_bypassed"}
 EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "low_precision_params": _LOOP,
     "shared_parameter": _LOOP,
     "no_gradients": _LOOP,
     "backend_limit": _ALL | {"missing_scaler"},
     "missing_scaler": _ALL,
-    "call_order": _ALL | {"scaler_bypassed"},
-    "scaler_bypassed": _ALL,
+    "call_order": _ALL | _TOUCHED | {"scaler_bypassed"},
+    "scaler_bypassed": _ALL | _TOUCHED,
+    "clip_scaled": _ALL,
+    "grads_not_cleared": _ALL,
+    "cleaned_gradients": _ALL | {"norm_overflow"},
     "fused_optimizer": _ALL,
     "epsilon_underflow": _ALL,
     "divergence": _LOCATED | _POISONED,
@@ -74,6 +82,7 @@ _TIMELESS: Final = frozenset({"useless_scaler"})
 _LATER: Final = frozenset({("weights_poisoned", "dead_zone")})
 """What came of the other, and is the headline all the same."""
 _SLACK: Final = {
+    "grads_not_cleared": 2,
     "call_order": 2,
     "scaler_bypassed": 2,
 }  # attempts in which a loop is wrong before it can be seen

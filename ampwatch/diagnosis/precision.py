@@ -7,8 +7,8 @@ from typing import Final
 
 from . import texts
 from .case import Case
-from .facts import Moment
 from .findings import Evidence, Finding
+from .moments import Moment
 from .static import is_off
 
 GROWTHS: Final = 3

@@ -11,6 +11,13 @@ from ampwatch.records import Table, missing
 
 UNCOUNTED: Final = 4  # attempts of a producer in which its optimizers are first seen
 
+LOGGED: Final = {
+    "batch": ("log.batch_id", "log.batch", "log.batch_idx"),
+    "epoch": ("log.epoch",),
+    "user_norm": ("log.grad_norm", "log.gradient_norm", "log.total_norm", "log.norm"),
+}
+"""Names by which people log what the diagnosis can use."""
+
 ROW: Final = np.dtype(
     [
         ("attempt", "<i8"),
@@ -28,10 +35,18 @@ ROW: Final = np.dtype(
         ("numel", "<i8"),
         ("n_bad", "<i8"),
         ("n_zero", "<i8"),
+        ("max_abs", "<f8"),
+        ("residue", "|b1"),
+        ("stepped", "<i8"),  # bits, as the next
+        ("skips", "<i8"),
+        ("micro_batches", "<i4"),
+        ("batch", "<f8"),  # what was logged; missing where it was not
+        ("epoch", "<f8"),
+        ("user_norm", "<f8"),
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 93 bytes."""
+"""What the diagnosis keeps of an attempt: 146 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -88,8 +103,13 @@ def _rows_of(table: Table) -> Rows:
     rows["scale_after"] = table.get("scale_after", table["scale"])
     for name in ("stream", "numel", "n_zero"):
         rows[name] = table.get(name, 0)
-    for name in ("loss", "norm", "lr"):
-        rows[name] = table.get(name, missing(len(rows)))
+    nothing = missing(len(rows))
+    for name in ("loss", "norm", "lr", "max_abs"):
+        rows[name] = table.get(name, nothing)
+    for name, logged in LOGGED.items():
+        rows[name] = next((table[column] for column in logged if column in table), nothing)
+    rows["residue"], rows["skips"] = table.get("residue", 0), table.get("skipped", 0)
+    rows["stepped"], rows["micro_batches"] = table.get("stepped", 0), table.get("micro_batches", -1)
     rows["n_bad"] = np.asarray(table.get("n_inf", 0)) + np.asarray(table.get("n_nan", 0))
     rows["penalised"] = _penalised(table, len(rows))
     # a trace without found_inf: of torch's policy, a scale that fell proves a skip

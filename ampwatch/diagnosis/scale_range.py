@@ -13,8 +13,8 @@ from ampwatch.stats.layout import FLOAT16_MAX
 
 from . import texts
 from .case import Case
-from .facts import Moment
 from .findings import Advice, Evidence, Finding
+from .moments import Moment
 from .samples import Sample
 from .underflow import share_at
 

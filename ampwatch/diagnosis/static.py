@@ -9,8 +9,8 @@ from ampwatch.records import Event
 
 from . import texts
 from .case import Case
-from .facts import Moment
 from .findings import Evidence, Finding, Severity
+from .moments import Moment
 
 FLOAT16_EPS: Final = 6e-8  # the smallest float16 number is 5.96e-8; below half of it an eps becomes 0
 

@@ -6,34 +6,34 @@ from ampwatch.escalation import Escalation
 
 
 def called_for(attempts):
-    """Attempts as (stream, skipped, loss is finite); answers where a check and where a search was called for."""
+    """Attempts as (stream, loss is finite); answers where a check and where a search was called for."""
     escalation, checks, searches = Escalation(), [], []
-    for i, (stream, skipped, finite) in enumerate(attempts):
-        escalation.add(stream, skipped=skipped, loss_is_finite=finite)
+    for i, (stream, finite) in enumerate(attempts):
+        escalation.add(stream, loss_is_finite=finite)
         checks += [i] if escalation.take_check() else []
         searches += [i] if escalation.take_search() == stream else []
     return checks, searches
 
 
 def test_checks_double_and_searches_come_at_the_second_and_64_later():
-    assert called_for([(0, True, False)] * 70) == ([0, 1, 3, 7, 15, 31, 63], [1, 65])
+    assert called_for([(0, False)] * 70) == ([0, 1, 3, 7, 15, 31, 63], [1, 65])
 
 
 def test_skips_with_a_finite_loss_call_for_nothing():
-    assert called_for([(0, True, True)] * 20) == ([], [])
+    assert called_for([(0, True)] * 20) == ([], [])
 
 
 def test_a_new_burst_starts_again():
-    burst = [(0, True, False)] * 2
-    assert called_for([*burst, (0, False, True), *burst]) == ([0, 1, 3, 4], [1, 4])
+    burst = [(0, False)] * 2
+    assert called_for([*burst, (0, True), *burst]) == ([0, 1, 3, 4], [1, 4])
 
 
 def test_streams_are_counted_apart():
-    assert called_for([(0, True, False), (1, False, True)] * 3) == ([0, 2], [2])
+    assert called_for([(0, False), (1, True)] * 3) == ([0, 2], [2])
 
 
 def test_what_is_not_taken_is_kept():
     escalation = Escalation()
     for _ in range(3):
-        escalation.add(0, skipped=True, loss_is_finite=False)
+        escalation.add(0, loss_is_finite=False)
     assert (escalation.take_search(), escalation.take_search()) == (0, -1)

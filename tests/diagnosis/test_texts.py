@@ -4,7 +4,7 @@ import catalogue
 import pytest
 
 from ampwatch.diagnosis import Advice, texts
-from ampwatch.diagnosis.facts import Moment
+from ampwatch.diagnosis.moments import Moment
 
 
 def test_the_page_of_texts_is_up_to_date():

@@ -13,16 +13,32 @@ from ampwatch.diagnosis.findings import Advice
 from .advice_forward import FORWARD
 from .advice_loop import LOOP
 from .advice_scale import AFTER_UNSEEN, SCALE
-from .headlines import FAULTS, HEADLINES, HEALTHY, NO_DATA, RAISED, RECOVERY, WHY_NONE
+from .headlines import (
+    CLEANED,
+    FAULTS,
+    HEADLINES,
+    HEALTHY,
+    LEFT_OVER,
+    NO_DATA,
+    NOT_CLEARED,
+    OVERFLOWN_NORM,
+    RAISED,
+    RECOVERY,
+    WHY_NONE,
+)
 from .words import at, at_step, fill, module, percent, power, skipped, times
 
 __all__ = [
     "ADVICE",
     "AFTER_UNSEEN",
+    "CLEANED",
     "FAULTS",
     "HEADLINES",
     "HEALTHY",
+    "LEFT_OVER",
+    "NOT_CLEARED",
     "NO_DATA",
+    "OVERFLOWN_NORM",
     "RAISED",
     "RECOVERY",
     "WHY_NONE",

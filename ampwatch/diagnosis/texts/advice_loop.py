@@ -94,6 +94,49 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "Where float16 {what} must stay, an eps of 1e-7 and above does not vanish; it changes the update."
         ),
     ],
+    "clip_scaled.norm": [
+        Advice(
+            "Call unscale_() before clipping. Until then the limit is divided by the loss scale: updates are as small as if "
+            "the norm were clipped at {value} / scale.",
+            "scaler.scale(loss).backward()\n"
+            "scaler.unscale_(optimizer)\n"
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), {value})\n"
+            "scaler.step(optimizer)",
+        ),
+        Advice(
+            "Look at the learning rate again afterwards: it may have been raised to make up for the small updates."
+        ),
+    ],
+    "clip_scaled.value": [
+        Advice(
+            "Call unscale_() before clipping. Until then the limit is divided by the loss scale, and most elements are cut "
+            "to their sign.",
+            "scaler.scale(loss).backward()\n"
+            "scaler.unscale_(optimizer)\n"
+            "torch.nn.utils.clip_grad_value_(model.parameters(), {value})\n"
+            "scaler.step(optimizer)",
+        ),
+    ],
+    "cleaned_gradients": [
+        Advice(
+            "Take out what does it: nan_to_num, clamp or torch.where over gradients, in a hook or after backward. The scaler "
+            "skips such steps by itself and lowers the scale; with them cleaned it does neither.",
+        ),
+        Advice("Then mend what makes inf or NaN, if steps are skipped all the time."),
+    ],
+    "grads_not_cleared": [
+        Advice(
+            "Clear gradients before every window of backward passes, whether the step before was taken or skipped.",
+            "scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()",
+        ),
+    ],
+    "norm_overflow": [
+        Advice(
+            "Compute the norm in float32 or float64: squares above 65504 are inf in float16.",
+            "norm = torch.linalg.vector_norm(torch.stack([p.grad.float().norm() for p in model.parameters()]))",
+        ),
+        Advice("Do not clip by such a norm: the clip coefficient is 0, and inf times 0 is NaN."),
+    ],
     "fused_optimizer": [
         Advice("Go back to a checkpoint from before {first}: weights that are not finite do not recover."),
         Advice(

@@ -31,6 +31,9 @@ HEADLINES: Final = {
         "The loss was {loss} at {first}, for one attempt only. The step was skipped, so the weights are "
         "unharmed; {recovery}"
     ),
+    "bad_batch.taken": (
+        "The loss was {loss} at {first}, for one attempt only. Its gradients were finite, and the step was taken; {recovery}"
+    ),
     "nonfinite_forward": "The loss is not finite since {first}{where}. {recovery}",
     "forward_overflow": (
         "Values inside {module} exceed float16 (65504) in the forward pass since {first}. {recovery}"
@@ -69,6 +72,22 @@ HEADLINES: Final = {
     "fused_optimizer": (
         "{optimizer} applied gradients that were not finite at {first}, although the step was to be skipped. The weights "
         "do not recover, {tensor} first."
+    ),
+    "clip_scaled": (
+        "Gradients are clipped while they are scaled, since {first}: their {measured} is held at {value}, at loss scale "
+        "{scale}. It goes on until the clip comes after unscale_()."
+    ),
+    "grads_not_cleared": (
+        "Gradients are not cleared before the next backward pass since {first}: once one is inf or NaN, every step after "
+        "it is skipped. It goes on until zero_grad() is called."
+    ),
+    "cleaned_gradients": (
+        "Something makes numbers of inf and NaN in the gradients before the scaler sees them, since {first}: steps are "
+        "taken that should be skipped. It goes on until that is taken out."
+    ),
+    "norm_overflow": (
+        "The gradient norm that the loop logs is not finite at {first}, although every gradient is: the norm itself "
+        "overflows. It goes on until it is computed in float32."
     ),
     "mask_constant": (
         "Rows of attention scores in {module} are masked altogether since {first}, and their softmax is NaN. {recovery}"
@@ -121,6 +140,7 @@ HEADLINES: Final = {
 RECOVERY: Final = {
     "never": "It does not recover by itself: every step since then is skipped and nothing is learned.",
     "recovered": "It recovered at {closed}.",
+    "taken": "Its gradients are finite, and steps are taken all the same.",
     "unknown": "Another attempt will tell whether it recovers.",
     "went on": "training went on at {closed}.",
     "open": "whether it recovers the next attempt will tell.",
@@ -154,6 +174,18 @@ WHY_NONE: Final = {
     "detached": "the loss is not made of them, its graph is cut",
     "unknown": "the loss does not depend on them, or backward was not called",
 }
+
+CLEANED: Final = {
+    "cleaned": "The loss is NaN, and every gradient is finite.",
+    "unhurt": "The loss is infinite, and every gradient is finite.",
+    "saturated": "The largest gradient is the largest number of its dtype, which is what nan_to_num and clamp make of inf.",
+}
+LEFT_OVER: Final = "A gradient was neither None nor zero as the first backward pass of the attempt began."
+NOT_CLEARED: Final = {
+    "always": "It is so in nearly every attempt: zero_grad() is missing.",
+    "skips": "It is so after some attempts only: zero_grad() may depend on whether the step was taken.",
+}
+OVERFLOWN_NORM: Final = "The logged norm is inf or NaN, and no gradient is."
 
 RAISED: Final = {
     True: "torch refuses it with an error.",

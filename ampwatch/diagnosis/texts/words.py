@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ampwatch.diagnosis.facts import Moment
 from ampwatch.diagnosis.findings import Advice
+from ampwatch.diagnosis.moments import Moment
 
 
 def at(moment: Moment) -> str:

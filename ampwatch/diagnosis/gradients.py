@@ -1,0 +1,115 @@
+"""Gradients that the loop has touched before the scaler saw them, or has not cleared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from . import texts
+from .case import Case
+from .findings import Evidence, Finding
+from .habits import Seen
+
+RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
+SATURATIONS: Final = 2
+
+
+def clip_scaled(case: Case) -> Iterator[Finding]:
+    """A norm, or a largest element, of the scaled gradient that is pinned."""
+    habits = case.stream.habits
+    found, what = habits.norm.found, "norm"
+    if found is None:
+        found, what = habits.largest.found, "value"
+    if found is None:
+        return
+    value, scale = found.value, texts.power(case.stream.scale)
+    measured = "L2 norm" if what == "norm" else "largest element"
+    text = f"The {measured} of the scaled gradient is {value:.6g} in every attempt, whatever the loss and the scale are."
+    true = f"At loss scale {scale} that is a true {measured} of {value / case.stream.scale:.3g}."
+    yield case.finding(
+        "clip_scaled",
+        "error",
+        texts.HEADLINES["clip_scaled"].format(
+            first=texts.at(found.since), value=f"{value:.4g}", scale=scale, measured=measured
+        ),
+        first=found.since,
+        evidence=[Evidence(text=text, value=value, attempt=found.since.attempt), Evidence(text=true)],
+        advice=texts.fill(texts.ADVICE[f"clip_scaled.{what}"], value=f"{value:.4g}"),
+        confidence=0.95,
+    )
+
+
+def cleaned_gradients(case: Case) -> Iterator[Finding]:
+    """Something makes numbers of inf and NaN between backward and unscale_."""
+    habits, hooks = case.stream.habits, _hooks(case)
+    told = [
+        ("cleaned", habits.cleaned, 1),
+        ("saturated", habits.saturated, SATURATIONS),
+        ("unhurt", habits.unhurt, 1 if hooks else math.inf),
+    ]
+    how, seen = next(((how, seen) for how, seen, least in told if seen.count >= least), ("", None))
+    if seen is None or seen.first is None:
+        return
+    yield case.finding(
+        "cleaned_gradients",
+        "error",
+        texts.HEADLINES["cleaned_gradients"].format(first=texts.at(seen.first)),
+        first=seen.first,
+        evidence=[_count(seen, texts.CLEANED[how]), *hooks],
+        advice=texts.ADVICE["cleaned_gradients"],
+        confidence=0.95 if how == "cleaned" else 0.8,
+    )
+
+
+def grads_not_cleared(case: Case) -> Iterator[Finding]:
+    """Backward passes that add to gradients of an attempt before."""
+    seen = case.stream.habits.residue
+    if seen.first is None or seen.longest < RESIDUES:
+        return
+    share = seen.count / case.stream.attempts
+    when = "always" if share > 0.9 or case.stream.skips == 0 else "skips"
+    yield case.finding(
+        "grads_not_cleared",
+        "error",
+        texts.HEADLINES["grads_not_cleared"].format(first=texts.at(seen.first)),
+        first=seen.first,
+        evidence=[_count(seen, texts.LEFT_OVER), Evidence(text=texts.NOT_CLEARED[when])],
+        advice=texts.ADVICE["grads_not_cleared"],
+        confidence=0.95,
+    )
+
+
+def norm_overflow(case: Case) -> Iterator[Finding]:
+    """A norm that the user logs is not finite, while every gradient is."""
+    seen = case.stream.habits.overflown_norms
+    if seen.first is None:
+        return
+    yield case.finding(
+        "norm_overflow",
+        "error",
+        texts.HEADLINES["norm_overflow"].format(first=texts.at(seen.first)),
+        first=seen.first,
+        evidence=[_count(seen, texts.OVERFLOWN_NORM)],
+        advice=texts.ADVICE["norm_overflow"],
+        confidence=0.9,
+    )
+
+
+def _count(seen: Seen, what: str) -> Evidence:
+    assert seen.first is not None
+    text = f"{what} Seen {texts.times(seen.count, 'time')}, first at {texts.at(seen.first)}."
+    return Evidence(text=text, value=seen.count, unit="attempts", attempt=seen.first.attempt)
+
+
+def _hooks(case: Case) -> list[Evidence]:
+    """Hooks on parameters, which see gradients before the scaler does."""
+    count = max((check.data.get("hooks") or 0 for check in case.described.checks.events), default=0)
+    if not count:
+        return []
+    return [
+        Evidence(
+            text=f"{texts.times(count, 'parameter')} with a hook of the loop's own, which may do it.",
+            value=count,
+        )
+    ]

@@ -1,0 +1,173 @@
+"""Habits of a training loop that show in its rows: what is pinned, left over, or cleaned, attempt after attempt.
+
+Each is a small state, folded in order; a fold in two parts gives the same as in one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ampwatch.records import is_missing
+
+from .moments import Moment, moment_of
+from .rows import Rows
+
+PINNED: Final = 1e-5  # relative: what a clip in float32 leaves
+PINNED_RUN: Final = 5
+MOVES: Final = 1e-3  # relative spread of the loss
+ROUND_DIGITS: Final = 2
+EVEN: Final = 0.25  # root mean square over the largest
+LARGEST: Final = {3.4028234663852886e38, 65504.0}  # of float32 and float16: what nan_to_num makes of inf
+
+
+class _Range(NamedTuple):
+    """From the smallest to the largest of finite values."""
+
+    low: float
+    high: float
+
+    def over(self, value: float) -> _Range:
+        return _Range(min(self.low, value), max(self.high, value)) if math.isfinite(value) else self
+
+    @property
+    def spread(self) -> float:
+        """Relative to the larger end."""
+        return (
+            (self.high - self.low) / max(abs(self.low), abs(self.high), 1e-300)
+            if self.low <= self.high
+            else 0.0
+        )
+
+
+NOTHING: Final = _Range(np.inf, -np.inf)
+
+
+class Pinned(NamedTuple):
+    """A value that stayed the same, and since when."""
+
+    value: float
+    since: Moment
+
+
+@dataclass(slots=True)
+class Pin:
+    """A value of taken attempts that stays the same while the loss or the scale does not."""
+
+    value: float = 0.0  # the last
+    since: Moment | None = None
+    count: int = 0
+    values: _Range = field(default_factory=lambda: NOTHING)
+    losses: _Range = field(default_factory=lambda: NOTHING)
+    scales: _Range = field(default_factory=lambda: NOTHING)
+    found: Pinned | None = None  # the first run that proves it
+
+    def fold(self, rows: Rows, values: npt.NDArray[np.float64]) -> None:
+        """Take in taken attempts and the value of each."""
+        if self.found is not None:
+            return
+        near = np.abs(np.diff(values, prepend=self.value)) <= PINNED * np.abs(values)
+        self.value = float(values[-1])
+        inner = near | np.append(near[1:], True)  # of a run, or the last, which may begin one
+        for i in np.flatnonzero(inner).tolist():
+            self._add(rows[i], float(values[i]), anew=not near[i])
+
+    def _add(self, row: Any, value: float, *, anew: bool) -> None:
+        values = self.values.over(value)
+        if anew or self.since is None or values.spread > 2 * PINNED:
+            self.since, self.count = moment_of(row), 0
+            values, self.losses, self.scales = NOTHING.over(value), NOTHING, NOTHING
+        self.count += 1
+        self.values = values
+        self.losses = self.losses.over(float(row["loss"]))
+        self.scales = self.scales.over(float(row["scale"]))
+        if self.found is None and self.count >= PINNED_RUN and self._proves:
+            self.found = Pinned(self.values.low, self.since)
+
+    @property
+    def _proves(self) -> bool:
+        """A round number while the loss moves, or any number through a change of the scale."""
+        if self.values.low > self.values.high or self.values.low <= 0:
+            return False
+        moves = self.losses.spread > MOVES and self.scales.low > 1 and _is_round(self.values.low)
+        return moves or self.scales.high > self.scales.low
+
+
+@dataclass(slots=True)
+class Seen:
+    """Attempts of a kind: how many, the first and the last, and how many of them in a row up to now."""
+
+    count: int = 0
+    run: int = 0
+    longest: int = 0
+    first: Moment | None = None
+    last: Moment | None = None
+
+    def fold(self, rows: Rows, is_seen: npt.NDArray[np.bool_]) -> None:
+        """Take in attempts and whether each is of the kind."""
+        if not is_seen.any():
+            self.run = 0
+            return
+        for row, seen in zip(rows, is_seen, strict=True):
+            self.run = self.run + 1 if seen else 0
+            if seen:
+                self.count += 1
+                self.longest = max(self.longest, self.run)
+                self.first = self.first or moment_of(row)
+                self.last = moment_of(row)
+
+
+@dataclass(slots=True)
+class Habits:
+    """What the rows of one stream show of the loop around it."""
+
+    norm: Pin = field(default_factory=Pin)  # the norm of the scaled gradient
+    largest: Pin = field(default_factory=Pin)  # its largest element
+    cleaned: Seen = field(default_factory=Seen)  # every gradient finite, the loss NaN
+    unhurt: Seen = field(
+        default_factory=Seen
+    )  # every gradient finite, the loss infinite: a sum may have overflowed
+    saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of a dtype
+    residue: Seen = field(default_factory=Seen)  # a gradient was left over as backward began
+    overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
+    skipped_last: bool = False
+
+    def fold(self, rows: Rows) -> None:
+        """Take in further attempts, in order."""
+        if not len(rows):
+            return
+        finite = ~rows["skipped"] & (rows["numel"] > 0)
+        broken = ~np.isfinite(rows["loss"]) & ~is_missing(rows["loss"])
+        kept = finite & broken & ~rows["penalised"]
+        self.cleaned.fold(rows, kept & np.isnan(rows["loss"]))
+        self.unhurt.fold(rows, kept & np.isinf(rows["loss"]))
+        self.saturated.fold(rows, finite & np.isin(rows["max_abs"], list(LARGEST)))
+        self.residue.fold(rows, rows["residue"])
+        lost = ~np.isfinite(rows["user_norm"]) & ~is_missing(rows["user_norm"])
+        self.overflown_norms.fold(rows, lost & finite & ~broken & ~self._after_skip(rows))
+        taken = rows[rows["taken"]]
+        if len(taken):
+            self.norm.fold(taken, taken["norm"] * taken["scale"])
+            self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
+
+    def _after_skip(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Attempts behind a skipped one, whose norm may have been logged late."""
+        after: npt.NDArray[np.bool_] = np.append(self.skipped_last, rows["skipped"][:-1])
+        self.skipped_last = bool(rows["skipped"][-1])
+        return after
+
+
+def _is_even(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Whether elements are about as large as the largest, as after a clip by value that cuts most of them."""
+    elements = np.maximum(rows["numel"] - rows["n_zero"], 1)
+    even: npt.NDArray[np.bool_] = rows["norm"] * rows["scale"] >= EVEN * rows["max_abs"] * np.sqrt(elements)
+    return even
+
+
+def _is_round(value: float) -> bool:
+    """Whether two digits say it: 1, 0.5, 0.25, 40."""
+    return abs(float(f"{value:.{ROUND_DIGITS - 1}e}") - value) <= PINNED * value

@@ -1,0 +1,164 @@
+"""Gradients that a loop clips, cleans or forgets to clear."""
+
+import pytest
+import torch
+from loops import Transformer, above_info, half, mlp, recorded, regression, worse_than_info
+from torch import nn
+
+import ampwatch
+
+
+def loop(directory, between=None, before=None, loss_factor=None, steps=40, model=None, **arguments):
+    """`between(step, model)` runs between backward and step, `before(step, optimizer, scaler)` in place of zero_grad."""
+    model = model or mlp()
+    with recorded(directory) as make:
+        scaler, optimizer = make(model=model, **arguments), torch.optim.AdamW(model.parameters(), 1e-3)
+        for step in range(steps):
+            before(step, optimizer, scaler) if before else optimizer.zero_grad()
+            with half():
+                loss = model.loss(step) if isinstance(model, Transformer) else regression(model, step)
+            loss = loss * (loss_factor(step) if loss_factor else 1.0)
+            scaler.scale(loss).backward()
+            if between:
+                between(step, model)
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@pytest.mark.parametrize("limit", [0.5, 1.0, 5.0])
+def test_a_norm_clipped_before_unscaling(tmp_path, limit):
+    loop(tmp_path, lambda _, model: nn.utils.clip_grad_norm_(model.parameters(), limit), init_scale=2.0**14)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity) == ("clip_scaled", "error")
+    assert f"L2 norm is held at {limit:g}," in finding.headline
+
+
+def test_it_is_said_within_ten_attempts(tmp_path):
+    loop(
+        tmp_path,
+        lambda _, model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        init_scale=2.0**14,
+        steps=10,
+    )
+    assert above_info(tmp_path) == [("clip_scaled", "error")]
+
+
+def test_values_clipped_before_unscaling(tmp_path):
+    model = Transformer()
+    loop(
+        tmp_path, lambda _, m: nn.utils.clip_grad_value_(m.parameters(), 0.1), model=model, init_scale=2.0**14
+    )
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, "largest element is held at 0.1," in finding.headline) == ("clip_scaled", True)
+
+
+def test_a_limit_that_is_scaled_with_the_loss_is_silent(tmp_path):
+    def between(_, model):
+        nn.utils.clip_grad_norm_(model.parameters(), 2.0**14)
+
+    loop(tmp_path, between, init_scale=2.0**14, growth_interval=1000)
+    assert above_info(tmp_path) == []
+
+
+def cleaning(_, model):
+    for p in model.parameters():
+        torch.nan_to_num_(p.grad, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def test_nan_made_zero_is_told_at_once(tmp_path):
+    loop(
+        tmp_path,
+        cleaning,
+        loss_factor=lambda step: torch.nan if step == 7 else 1.0,
+        steps=8,
+        init_scale=2.0**10,
+    )
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("cleaned_gradients", "error", 7)
+
+
+def test_hooks_are_evidence(tmp_path):
+    model = mlp()
+    for p in model.parameters():
+        p.register_hook(torch.nan_to_num)
+    loop(
+        tmp_path,
+        model=model,
+        loss_factor=lambda step: torch.nan if step > 7 else 1.0,
+        steps=12,
+        init_scale=2.0**10,
+    )
+    (finding,) = worse_than_info(tmp_path)
+    assert finding.kind == "cleaned_gradients"
+    assert finding.evidence[1].text == "4 parameters with a hook of the loop's own, which may do it."
+
+
+def test_inf_made_the_largest_number_is_told(tmp_path):
+    def largest(_, model):
+        for p in model.parameters():
+            torch.nan_to_num_(p.grad)
+
+    loop(tmp_path, largest, loss_factor=lambda step: 1e6 if 5 < step < 9 else 1.0, init_scale=2.0**14)
+    assert above_info(tmp_path) == [("cleaned_gradients", "error")]
+
+
+def test_hooks_that_only_look_are_silent(tmp_path):
+    model, seen = mlp(), []
+    for p in model.parameters():
+        p.register_hook(lambda grad: seen.append(grad.shape))
+    loop(tmp_path, model=model, loss_factor=lambda step: torch.inf if step == 7 else 1.0)
+    assert [kind for kind, _ in above_info(tmp_path)] == ["bad_batch"]
+
+
+def never(step, optimizer, scaler):
+    """No zero_grad at all."""
+
+
+def only_after_a_step(step, optimizer, scaler):
+    if step == 0 or scaler.get_scale() >= only_after_a_step.scale:
+        optimizer.zero_grad()
+    only_after_a_step.scale = scaler.get_scale()
+
+
+@pytest.mark.parametrize(("before", "init"), [(never, 2.0**10), (only_after_a_step, 2.0**24)])
+def test_gradients_that_are_not_cleared(tmp_path, before, init):
+    loop(tmp_path, before=before, init_scale=init, steps=12)
+    assert above_info(tmp_path) == [("grads_not_cleared", "error")]
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_cleared_to_none_or_to_zero_are_silent(tmp_path, to_none):
+    loop(
+        tmp_path, before=lambda _, optimizer, __: optimizer.zero_grad(set_to_none=to_none), init_scale=2.0**20
+    )
+    assert above_info(tmp_path) == []
+
+
+def test_gradients_cleared_between_scale_and_backward_are_silent(tmp_path):
+    model = mlp()
+    with recorded(tmp_path) as make:
+        scaler, optimizer = make(model=model), torch.optim.AdamW(model.parameters(), 1e-3)
+        for step in range(12):
+            with half():
+                scaled = scaler.scale(regression(model, step))
+            optimizer.zero_grad()
+            scaled.backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert above_info(tmp_path) == []
+
+
+def norms(directory, dtype):
+    """Logs a norm of its own making."""
+
+    def between(_, model):
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        ampwatch.log(grad_norm=grads.to(dtype).square().sum().sqrt().item())
+
+    loop(directory, between, init_scale=2.0**14, growth_interval=1000)
+
+
+@pytest.mark.parametrize(("dtype", "kinds"), [(torch.float16, ["norm_overflow"]), (torch.float32, [])])
+def test_a_norm_taken_in_float16(tmp_path, dtype, kinds):
+    norms(tmp_path, dtype)
+    assert [kind for kind, _ in above_info(tmp_path)] == kinds
