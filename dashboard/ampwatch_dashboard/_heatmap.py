@@ -95,8 +95,12 @@ def _row_texts(
 
 
 def _tensor_text(tensor: Json) -> str:
+    if tensor["shape"] is None:
+        return "its description has not arrived"
     shape = " × ".join(f"{n:,}" for n in tensor["shape"]) or "scalar"
-    return escape(f"{tensor['module_type'] or 'parameter'}, {shape}, {tensor['dtype']}")
+    return escape(
+        ", ".join([tensor["module_type"] or "parameter", shape, tensor["dtype"] or "dtype unknown"])
+    )
 
 
 def value_text(stat: Stat, value: float | None) -> str:

@@ -7,8 +7,9 @@ not depend on the order in which they arrive.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,6 +20,8 @@ from . import tables as t
 from .db import text, upsert
 from .store.blob import pack, unpack
 from .store.runs import write_tags
+
+_ID: Final = re.compile(r"[0-9]{1,10}\Z")  # as the keys of a JSON object carry it
 
 
 def insert_events(connection: Connection, producer_id: int, batch: Batch, now: float) -> None:
@@ -44,7 +47,10 @@ def insert_events(connection: Connection, producer_id: int, batch: Batch, now: f
 
 
 def describe_run(connection: Connection, run: str, *, caught_up: bool) -> None:
-    """Take project, name and tags of a run from its first description (lowest rank, then earliest), and its end.
+    """Take project, name and tags of a run from its first description (lowest rank, then earliest), its start and end.
+
+    A run began when a process first said so, which for a folder that is read long afterwards is not when it was read;
+    but never after its first record came, whatever the clock of that process showed.
 
     Arguments:
         caught_up: everything that was received has been diagnosed.
@@ -61,6 +67,7 @@ def describe_run(connection: Connection, run: str, *, caught_up: bool) -> None:
         "project": text(data.get("project", "")),
         "given_name": text(data.get("name", "")),
         "given_tags": write_tags(_list(data.get("tags"))),
+        **_start(connection, run),
         **_end(connection, run, caught_up=caught_up),
     }
     connection.execute(t.runs.update().where(t.runs.c.run == run).values(described))
@@ -104,7 +111,7 @@ def _set_origins(connection: Connection, producer_id: int, origins: Any) -> None
     rows = [
         {"producer": producer_id, "tensor": int(key), "name": "", "origin": text(origin), "body": pack({})}
         for key, origin in (origins.items() if isinstance(origins, Mapping) else ())
-        if str(key).isdecimal() and _is_id(int(key))
+        if _ID.match(str(key)) and _is_id(int(key))
     ]
     if rows:
         statement = upsert(connection, t.tensors)
@@ -112,6 +119,15 @@ def _set_origins(connection: Connection, producer_id: int, origins: Any) -> None
         connection.execute(
             statement.on_conflict_do_update(index_elements=["producer", "tensor"], set_=new), rows
         )
+
+
+def _start(connection: Connection, run: str) -> dict[str, Any]:
+    told = sa.select(sa.func.min(t.events.c.time)).where(
+        t.events.c.run == run, t.events.c.type == "run", t.events.c.time > 0
+    )
+    begun = connection.execute(told).scalar()
+    started = t.runs.c.started
+    return {} if begun is None else {"started": sa.case((started > begun, begun), else_=started)}
 
 
 def _end(connection: Connection, run: str, *, caught_up: bool) -> dict[str, bool]:

@@ -226,12 +226,12 @@ class Tensor(Model):
     rank: int
     producer: str
     name: str = Field(examples=["blocks.1.attn.qkv.weight"])
-    module: Any
-    module_type: Any
-    shape: Any
-    dtype: Any
-    numel: Any
-    optimizer: Any
+    module: str | None
+    module_type: str | None
+    shape: list[int] | None
+    dtype: str | None
+    numel: int | None
+    optimizer: int | None
     origin: str = Field(examples=["float16"])
 
 

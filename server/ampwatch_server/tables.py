@@ -48,8 +48,8 @@ runs = Table(
     Column("archived", Boolean, nullable=False),
     Column("ended", Boolean, nullable=False),  # every rank's last producer has said that it ends
     Column("complete", Boolean, nullable=False),  # and nothing that it sent is missing or unread
-    Column("started", Float(53), nullable=False),  # by the server's clock, as the two below
-    Column("last_seen", Float(53), nullable=False),
+    Column("started", Float(53), nullable=False),  # as the run says, at most when its first record came
+    Column("last_seen", Float(53), nullable=False),  # by the server's clock, as the one below
     Column("last_attempt", Float(53), nullable=False),
     Index("runs_by_last_seen", "last_seen", "run"),
 )

@@ -59,6 +59,12 @@ def test_cells_tell_tensor_value_with_unit_and_moment() -> None:
     ]
 
 
+def test_a_tensor_whose_description_has_not_arrived_says_so() -> None:
+    unnamed = {"id": 10, "name": "tensor 10"} | dict.fromkeys(("module_type", "shape", "dtype"))
+    (trace,) = figures.heatmap(grid("norm", [[1.0, 1.0, 1.0]]) | {"tensors": [unnamed]}, "light")["data"]
+    assert trace["text"][0][0].split("<br>")[1] == "its description has not arrived"
+
+
 def test_norms_and_counts_are_coloured_by_decades() -> None:
     (norm,) = figures.heatmap(grid("norm", [[100.0, 0.0, 0.01]]), "light")["data"]
     (count,) = figures.heatmap(grid("nonfinite", [[0, 9, 99]]), "light")["data"]

@@ -14,6 +14,7 @@ from ampwatch import records
 from ampwatch.diagnosis.findings import Finding, Verdict
 from ampwatch.records import Batch, Event
 from ampwatch_server import tables as t
+from ampwatch_server.db import Database
 from ampwatch_server.limits import check
 from ampwatch_server.service import Service
 from ampwatch_server.store import codec
@@ -107,6 +108,17 @@ def post(client: httpx.Client, batch: Batch, **headers: str) -> httpx.Response:
 def send(client: httpx.Client, *batches: Batch) -> None:
     for batch in batches:
         assert post(client, batch).status_code == 200
+
+
+def allow_pages(database: Database, pages: int) -> None:
+    """Bound a SQLite database, as a full disk does: it cannot grow beyond, nor shrink below what it has."""
+    database.write(lambda c: c.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+
+
+def attempts_of(service: Service, run: str) -> int | None:
+    with service.database.read() as connection:
+        query = sa.select(sa.func.sum(t.producers.c.attempts)).where(t.producers.c.run == run)
+        return connection.execute(query).scalar()
 
 
 def until(answer: Callable[[], Any], timeout_s: float = 10.0) -> Any:

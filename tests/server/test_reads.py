@@ -76,6 +76,20 @@ def test_a_column_that_was_not_sent_is_missing(service: Service) -> None:
     assert found["norm"]["mean"] == [None] * 4
 
 
+@pytest.mark.parametrize("asked", [Range(), Range(points=1)])
+def test_a_column_that_nobody_sent_is_missing_in_every_level(service: Service, asked: Range) -> None:
+    sent.store(service, sent.attempts(0, 16_384, 0), sent.events(Event("finish", 1.0), seq=1))
+    column = series(service, ["log.reward"], asked)["streams"][0]["series"]["log.reward"]
+    assert (set(column["mean"]), set(column["count"])) == ({None}, {0})
+
+
+def test_attempts_are_counted_where_nobody_sent_found_inf(service: Service) -> None:
+    columns = {"attempt": np.arange(16_384), "scale": np.ones(16_384)}
+    bare = records.pack_table("attempts", columns, **sent.key(0))
+    sent.store(service, bare, sent.events(Event("finish", 1.0), seq=1))
+    assert sent.attempts_of(service, "r") == 16_384
+
+
 def test_range_rank_and_stream_choose(service: Service) -> None:
     sent.store(
         service,

@@ -64,6 +64,17 @@ def test_lists_page_by_page_in_order(
     assert rest["next"] is None
 
 
+@pytest.mark.parametrize(
+    ("told", "started"),
+    [(999_000.0, 999_000.0), (2e9, 1_000_000.0), (-1.0, 1_000_000.0), (math.nan, 1_000_000.0)],
+)
+def test_a_run_began_when_it_says_but_not_after_its_first_record(
+    service: Service, told: float, started: float
+) -> None:
+    sent.store(service, sent.events(Event("run", told)))
+    assert run(service)["started"] == started
+
+
 def test_lists_can_be_filtered(service: Service, clock: list[float]) -> None:
     three(service, clock)
     assert names(service, project="p0") == ["vit", "bert"]

@@ -58,10 +58,7 @@ def read_points(
         found, gaps = _take(connection, where, k, gaps, touched, wanted)
         parts += found
     rows = _rows(connection, where, gaps, names, tail, hist=hist)
-    if rows is not None:
-        parts.append(_points(where.kind, rows, names, hist=hist))
-    if not parts:
-        return {"attempt": np.empty(0, np.int64)}
+    parts.append(_points(where.kind, _none(where.kind) if rows is None else rows, names, hist=hist))
     points = concat(parts)
     inside = (points["attempt"] >= first) & (points["attempt"] < end)
     return merge(select(points, inside), stride)
@@ -104,6 +101,12 @@ def _points(kind: str, rows: Table, names: Collection[str], *, hist: bool) -> Ta
     if not hist:
         points.pop("hist", None)
     return points
+
+
+def _none(kind: str) -> Table:
+    """A table without rows. Its points have every column, also one that no chunk has because nobody recorded it."""
+    keys = ("attempt", "tensor") if kind == "tensors" else ("attempt",)
+    return {key: np.empty(0, np.int64) for key in keys}
 
 
 def _take(

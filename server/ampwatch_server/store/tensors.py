@@ -12,7 +12,7 @@ from ampwatch.records import MISSING, Array, Table, is_missing, missing, to_json
 from ampwatch.stats.layout import HIST_BINS, HIST_LOG2_MIN
 from ampwatch_server import tables as t
 
-from .blob import jsonable, unpack
+from .blob import unpack
 from .paging import read_cursor, write_cursor
 from .points import concat, select
 from .runs import require_run
@@ -152,17 +152,27 @@ def _query() -> sa.Select[Any]:
 
 
 def _tensor(row: Row[Any]) -> dict[str, Any]:
-    described = jsonable(unpack(row.body))
-    rest = {
-        name: described.get(name)
-        for name in ("module", "module_type", "shape", "dtype", "numel", "optimizer")
-    }
     key = {"id": row.tensor, "rank": row.rank, "producer": row.producer, "name": row.name}
-    return key | rest | {"origin": row.origin}
+    return key | _description(unpack(row.body)) | {"origin": row.origin}
+
+
+def _description(given: dict[str, Any]) -> dict[str, Any]:
+    """What a client said of a tensor; None where it said nothing, or nothing of the right type."""
+    found = {name: given.get(name) for name in ("module", "module_type", "dtype")}
+    texts = {name: value if isinstance(value, str) else None for name, value in found.items()}
+    shape = given.get("shape")
+    whole = isinstance(shape, list) and all(map(_is_whole, shape))
+    counts = {
+        name: given.get(name) if _is_whole(given.get(name)) else None for name in ("numel", "optimizer")
+    }
+    return texts | {"shape": shape if whole else None} | counts
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _unnamed(producer: Row[Any], tensor: int) -> dict[str, Any]:
     """A tensor whose description has not arrived."""
     key = {"id": tensor, "rank": producer.rank, "producer": producer.producer, "name": f"tensor {tensor}"}
-    rest = dict.fromkeys(("module", "module_type", "shape", "dtype", "numel", "optimizer"))
-    return key | rest | {"origin": "unknown"}
+    return key | _description({}) | {"origin": "unknown"}
