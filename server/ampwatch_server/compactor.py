@@ -11,6 +11,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -28,6 +29,7 @@ from .settings import Settings
 from .store.blob import pack
 from .store.tail import TailReader, load, unfolded_batch, waiting
 from .summary import count_attempts, summarise
+from .writer import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +110,8 @@ class Compactor:
                     break
                 self._guarded(run, idle=not announced)
             self._stop.wait(PAUSE_S)
-        self._database.write(self._release)
+        with suppress(Unavailable):  # the leases run out by themselves
+            self._database.write(self._release)
 
     def _next(self) -> set[str]:
         with self._news:
@@ -118,14 +121,21 @@ class Compactor:
             return runs
 
     def _orphans(self) -> set[str]:
-        with self._database.read() as connection:
-            return set(connection.scalars(sa.select(t.inbox.c.run).distinct()))
+        try:
+            with self._database.read() as connection:
+                return set(connection.scalars(sa.select(t.inbox.c.run).distinct()))
+        except Unavailable as error:
+            log.warning("%s", error)
+            return set()
 
     def _guarded(self, run: str, *, idle: bool) -> None:
         try:
             self.process(run, idle=idle)
         except LeaseLost as lost:
             log.info("%s", lost)
+            self._diagnoser.forget(run)
+        except Unavailable as error:
+            log.warning("work on run %s is put off: %s", run, error)
             self._diagnoser.forget(run)
         except Exception:
             log.exception("work on run %s failed and will be tried again", run)
@@ -196,10 +206,11 @@ class Compactor:
 
     def _publish(self, connection: Connection, lease: Lease, summary: bytes) -> None:
         lease.assert_held(connection)
+        latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar_one()
         values: dict[Any, Any] = {
             "summary": summary,
             "revision": t.run_state.c.revision + 1,
-            "changed": self._settings.clock(),
+            "changed": max(latest, self._settings.clock()),  # a clock that was set back hides no news
         }
         connection.execute(t.run_state.update().where(t.run_state.c.run == lease.run).values(values))
 

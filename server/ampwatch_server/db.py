@@ -15,12 +15,13 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ampwatch.errors import AmpwatchError, MissingExtra
 
-from .writer import Writer
+from .writer import Writer, told_when_unavailable
 
 T = TypeVar("T")
 
@@ -34,25 +35,29 @@ class Database:
 
     Arguments:
         url: of a SQLite file (its folder is made) or a PostgreSQL database.
-    Errors: MissingExtra where the driver of PostgreSQL is not installed.
+    Errors: MissingExtra where the driver of PostgreSQL is not installed; AmpwatchError where the folder cannot be
+    made.
     """
 
     def __init__(self, url: URL) -> None:
         self.url = url
         if url.get_backend_name() == "sqlite":
-            Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(Path(str(url.database)).parent)
         self._writing = _engine(url, reads=False)
         self._reading = _engine(url, reads=True)
         self.writer = Writer(self._writing)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that can only read, on one snapshot: what the compactor moves meanwhile is seen once."""
-        with self._reading.connect() as connection, connection.begin():
+        """A connection that can only read, on one snapshot: what the compactor moves meanwhile is seen once.
+
+        Errors: Unavailable.
+        """
+        with told_when_unavailable(), self._reading.connect() as connection, connection.begin():
             yield connection
 
     def submit(self, job: Callable[[Connection], T]) -> Future[T]:
-        """Queue a job for the writing thread; the future resolves after the commit."""
+        """Queue a job for the writing thread; the future resolves after the commit, or holds Unavailable."""
         return self.writer.submit(job)
 
     def write(self, job: Callable[[Connection], T]) -> T:
@@ -62,17 +67,21 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema up to this version of ampwatch. One at a time, also over several servers.
 
-        Errors: AmpwatchError where the database cannot be opened.
+        Errors: AmpwatchError where the database cannot be opened, or is not one of this version's.
         """
+        shown = self.url.render_as_string(hide_password=True)
         try:
             with self._writing.connect() as connection:
                 config = Config()
                 config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
-        except sa.exc.OperationalError as error:
-            shown = self.url.render_as_string(hide_password=True)
+        except sa.exc.DatabaseError as error:
             raise AmpwatchError(f"database: cannot open {shown}: {error.orig}") from error
+        except CommandError as error:
+            raise AmpwatchError(
+                f"database: {shown} was made by another version of ampwatch, perhaps a newer one: {error}"
+            ) from error
 
     def close(self) -> None:
         """Finish the queued writes and close every connection."""
@@ -91,6 +100,13 @@ def text(value: object, limit: int = 1024) -> str:
     """A value as text that both databases store: no NUL (PostgreSQL), no lone surrogate, at most `limit` long."""
     plain = str(value).encode("utf-8", "replace").decode("utf-8")
     return plain.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AmpwatchError(f"database: cannot make the folder {folder}: {error.strerror}") from error
 
 
 def _engine(url: URL, *, reads: bool) -> Engine:

@@ -17,8 +17,9 @@ from ampwatch.spool import Tail
 
 from . import tables as t
 from .db import Database
-from .inbox import Conflict, Inbox, Stored
+from .inbox import Inbox, Overloaded, Stored
 from .limits import check
+from .writer import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Follower:
     def __init__(self, directory: Path, inbox: Inbox, database: Database) -> None:
         self._directory, self._inbox, self._database = directory, inbox, database
         self._tail = Tail(directory)
-        self._under_way: deque[Future[Stored]] = deque()
+        self._under_way: deque[tuple[Batch, Future[Stored]]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-follower", daemon=True)
 
@@ -58,26 +59,47 @@ class Follower:
             except InvalidBatch as error:
                 log.warning("%s: a record was passed over: %s", self._directory, error)
                 continue  # the tail stands behind it
-            except (AmpwatchError, OSError) as error:
+            except OSError as error:
                 log.warning("%s: %s; reading on in a moment", self._directory, error)
+            except Exception:
+                log.exception("%s could not be read; reading on in a moment", self._directory)
             self._stop.wait(POLL_S)
 
     def _read(self) -> None:
         for batch in self._tail.read():
             if self._stop.is_set():
                 return
-            if not self._has(batch):
-                self._under_way.append(self._inbox.append(batch, check(batch), time=self._written(batch)))
+            self._under_way.append((batch, self._submit(batch)))
             while len(self._under_way) > _UNDER_WAY:
-                self._settle(self._under_way.popleft())
+                self._settle(*self._under_way.popleft())
         while self._under_way:
-            self._settle(self._under_way.popleft())
+            self._settle(*self._under_way.popleft())
 
-    def _settle(self, future: Future[Stored]) -> None:
+    def _submit(self, batch: Batch) -> Future[Stored]:
+        """Hand a batch over. What goes wrong is in the future."""
+        known: Future[Stored] = Future()
         try:
-            future.result()
-        except Conflict as error:
-            log.warning("%s: %s", self._directory, error)
+            if not self._has(batch):
+                return self._inbox.append(batch, check(batch), time=self._written(batch))
+            known.set_result(Stored(new=False))
+        except AmpwatchError as error:
+            known.set_exception(error)
+        return known
+
+    def _settle(self, batch: Batch, future: Future[Stored]) -> None:
+        """Wait until a batch is stored; the tail has gone past it, so what cannot be stored now is tried again."""
+        while not self._stop.is_set():
+            try:
+                future.result()
+            except (Unavailable, Overloaded) as error:
+                log.warning("%s: %s; trying again", self._directory, error)
+                self._stop.wait(POLL_S)
+                future = self._submit(batch)
+            except AmpwatchError as error:
+                log.warning("%s: a batch was passed over: %s", self._directory, error)
+                return
+            else:
+                return
 
     def _has(self, batch: Batch) -> bool:
         """Whether a batch is stored: after a restart the whole folder is read again, and most of it is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -11,6 +12,8 @@ from ampwatch.errors import AmpwatchError
 
 from .settings import Settings
 from .tables import run_state
+
+SKEW_S: Final = 60.0  # how far the clocks of servers on one database may differ
 
 
 class LeaseLost(AmpwatchError):
@@ -32,7 +35,10 @@ class Lease:
     def acquire(self, connection: Connection) -> bool:
         """Take or renew the lease; False where another server holds it, or the run is gone."""
         now = self.settings.clock()
-        free = sa.or_(run_state.c.holder == self.holder, run_state.c.lease_until < now)
+        until = run_state.c.lease_until
+        # given before the clock was set back: nobody waits it out
+        never_ends = until > now + self.settings.lease_s + SKEW_S
+        free = sa.or_(run_state.c.holder == self.holder, until < now, never_ends)
         return self._claim(connection, now, free)
 
     def assert_held(self, connection: Connection) -> None:

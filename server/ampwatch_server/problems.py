@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -16,6 +17,9 @@ from ampwatch.errors import AmpwatchError, InvalidBatch, RunNotFound
 
 from .inbox import Conflict, Overloaded
 from .limits import TooLarge
+from .writer import Unavailable
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 _STATUS: Final[dict[type[AmpwatchError], int]] = {
@@ -24,6 +28,7 @@ _STATUS: Final[dict[type[AmpwatchError], int]] = {
     Conflict: 409,
     TooLarge: 413,
     Overloaded: 503,
+    Unavailable: 503,
 }
 
 
@@ -75,6 +80,8 @@ def _on_problem(_: Request, error: Exception) -> Response:
 
 def _on_own(_: Request, error: Exception) -> Response:
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
+    if isinstance(error, Unavailable):
+        log.warning("%s", error)
     if isinstance(error, InvalidBatch):
         return problem(status, error.reason, field=error.field)
     return problem(status, str(error), headers={"Retry-After": "1"} if status == 503 else None)

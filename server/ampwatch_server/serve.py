@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import uvicorn
@@ -137,6 +138,11 @@ class _Server(uvicorn.Server):
                 "the server did not start; its log says why" if thread.is_alive() else "the server ended"
             )
         return self.running
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop. A second Ctrl-C changes nothing: stopping is bounded in time, and uvicorn would end in a traceback."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, then tell."""

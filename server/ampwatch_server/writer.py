@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from ampwatch.errors import AmpwatchError
+
 T = TypeVar("T")
+
+
+class Unavailable(AmpwatchError):
+    """The database cannot be used now: it is locked, full, or gone. The same may be tried again later."""
+
+
+@contextmanager
+def told_when_unavailable() -> Iterator[None]:
+    """Inside, what a database says when it cannot be used becomes Unavailable."""
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        raise Unavailable(f"the database cannot be used now: {error.orig}") from error
+    except sa.exc.TimeoutError as error:
+        raise Unavailable("the database cannot be used now: every connection is busy") from error
 
 
 class Writer:
@@ -47,7 +66,7 @@ class Writer:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            with self._engine.begin() as connection:
+            with told_when_unavailable(), self._engine.begin() as connection:
                 result = job(connection)
         except Exception as error:  # noqa: BLE001 - whoever waits for the future gets it
             future.set_exception(error)

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import pytest
+import sent
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch_server import tables as t
 from ampwatch_server.db import Database, text
+from ampwatch_server.lease import Lease
+from ampwatch_server.limits import check
 from ampwatch_server.service import Service
-from ampwatch_server.settings import database_url, default_database
+from ampwatch_server.settings import Settings, database_url, default_database
+from ampwatch_server.writer import Unavailable
 
 
 def test_the_acknowledging_connection_is_durable(service: Service) -> None:
@@ -30,7 +35,7 @@ def test_sqlite_is_opened_as_the_design_says(tmp_path) -> None:
 
 def test_a_reader_cannot_write(service: Service) -> None:
     with (
-        pytest.raises(sa.exc.DBAPIError, match=r"readonly|read-only"),
+        pytest.raises((sa.exc.DBAPIError, Unavailable), match=r"readonly|read-only"),
         service.database.read() as connection,
     ):
         connection.execute(t.audit.insert().values(time=0.0, who="", action="", subject=""))
@@ -55,10 +60,45 @@ def test_the_migrations_make_the_tables(service: Service) -> None:
 
 def test_a_database_that_cannot_be_opened_says_which(tmp_path) -> None:
     (tmp_path / "a.db").mkdir()
-    database = Database(database_url(str(tmp_path / "a.db")))
-    with pytest.raises(AmpwatchError, match=r"cannot open sqlite:///.*a\.db: unable to open"):
-        database.migrate()
-    database.close()
+    (tmp_path / "b.db").write_text("notes of mine")
+    for name, told in (("a.db", "unable to open database file"), ("b.db", "file is not a database")):
+        database = Database(database_url(str(tmp_path / name)))
+        with pytest.raises(AmpwatchError, match=rf"cannot open sqlite:///.*{name}: {told}"):
+            database.migrate()
+        database.close()
+
+
+def test_a_database_of_a_newer_version_says_so(service: Service) -> None:
+    service.database.write(lambda c: c.exec_driver_sql("UPDATE alembic_version SET version_num = 'later'"))
+    with pytest.raises(AmpwatchError, match="made by another version of ampwatch, perhaps a newer one"):
+        service.database.migrate()
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(AmpwatchError, match=r"cannot make the folder .*file: (File exists|Not a directory)"):
+        Database(database_url(str(tmp_path / "file" / "a.db")))
+
+
+def test_a_full_database_is_told_from_a_bug(tmp_path) -> None:
+    service = Service(Settings(str(tmp_path / "a.db")), Diagnosis)
+    sent.allow_pages(service.database, 1)
+    batch = sent.attempts(0, 3000)
+    with pytest.raises(Unavailable, match="cannot be used now: database or disk is full"):
+        service.inbox.append(batch, check(batch)).result()
+    service.database.close()
+
+
+def test_a_lease_from_before_the_clock_was_set_back_is_not_waited_for(
+    service: Service, clock: list[float]
+) -> None:
+    sent.store(service, sent.attempts(0, 3))
+    clock[0] -= 7200
+    other = Lease("r", "another server", service.settings)
+    assert service.database.write(other.acquire)
+    clock[0] += 1
+    third = Lease("r", "a third", service.settings)
+    assert not service.database.write(third.acquire)
 
 
 @pytest.mark.parametrize("url", ["mysql://a/b", "sqlite://", "sqlite:///:memory:", "://"])

@@ -54,6 +54,22 @@ def test_a_cursor_leaves_out_what_was_seen(client: httpx.Client) -> None:
         sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
 
 
+def test_a_clock_that_is_set_back_hides_no_news(tmp_path: Path, connect) -> None:
+    ahead = [0.0]
+    with (
+        running(database=str(tmp_path / "a.db"), clock=lambda: time.time() + ahead[0]) as server,
+        connect(server) as client,
+    ):
+        sent.send(client, sent.attempts(0, 3, 0))
+        with client.stream("GET", "/v1/live?run=r") as response:
+            told = events(response)
+            while next(told)["attempts"] != 3:
+                pass
+            ahead[0] = -7200.0
+            sent.send(client, sent.attempts(3, 4, 1))
+            assert next(told)["attempts"] == 4
+
+
 def test_is_news() -> None:
     state = {"cursor": {"a": 3, "b": 1}}
     assert is_news(state, {})

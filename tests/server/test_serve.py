@@ -12,10 +12,12 @@ import pytest
 import sent
 
 from ampwatch import spool
+from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.records import Event
 from ampwatch_server.serve import running, serve
 from ampwatch_server.service import Service
+from ampwatch_server.settings import Settings
 
 SCRIPT = """
 import sys
@@ -102,6 +104,33 @@ def test_serve_keeps_its_files_with_the_user_and_stops_on_a_signal(tmp_path: Pat
         assert process.wait(10) == 0
     assert len(list((tmp_path / "CACHE" / "ampwatch").glob("*.db"))) == 1
     assert (tmp_path / "CONFIG" / "ampwatch" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_impatient_ctrl_c_ends_without_a_traceback(tmp_path: Path) -> None:
+    written(tmp_path / "runs")
+    homes = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA")}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path / "runs")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | homes, **pipes) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(10), process.stderr.read()) == (0, "")
+
+
+def test_what_is_followed_is_tried_again_until_the_database_takes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = spool.SpoolWriter(tmp_path / "runs", "r", sent.P, max_bytes=1 << 20)
+    writer.write([sent.attempts(0, 3000, 0)])
+    writer.close()
+    service = Service(Settings(str(tmp_path / "a.db"), directory=tmp_path / "runs"), Diagnosis)
+    sent.allow_pages(service.database, 1)
+    service.start()
+    sent.until(lambda: "database or disk is full; trying again" in caplog.text)
+    sent.allow_pages(service.database, 1 << 20)
+    sent.until(lambda: sent.attempts_of(service, "r") == 3000)
+    service.stop()
 
 
 def test_next_batch_s(service: Service) -> None:
