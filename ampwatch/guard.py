@@ -16,6 +16,8 @@ from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TypeAlias
 
+from .notices import warn
+
 Report: TypeAlias = Callable[[str, Exception, int], None]
 """Called with the place, the error and how often this place has failed, at the 1st, 2nd, 4th, 8th … failure."""
 
@@ -48,7 +50,7 @@ class Guard(ContextDecorator):
 
     def _tell(self, error: Exception, count: int) -> None:
         if count == 1:
-            _log.warning("%s failed: %r. Training goes on, this record is lost.", self._where, error)
+            warn("%s failed: %r. Training goes on, this record is lost.", self._where, error)
             _log.debug("failure of ampwatch", exc_info=error)
         if self._report is not None:
             try:

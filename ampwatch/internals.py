@@ -87,8 +87,13 @@ def describe(scaler: Scaler) -> dict[str, Any]:
         "init_scale": float(scaler._init_scale) if on else None,
         "growth_factor": float(scaler._growth_factor) if on else None,
         "backoff_factor": float(scaler._backoff_factor) if on else None,
-        "growth_interval": int(scaler._growth_interval) if on else None,
+        "growth_interval": _whole(scaler._growth_interval) if on else None,
     }
+
+
+def _whole(interval: float) -> int | None:
+    """An interval as torch takes it; None for what it will refuse at update()."""
+    return int(interval) if float(interval).is_integer() else None
 
 
 def device_name(scaler: Scaler) -> str:

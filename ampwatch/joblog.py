@@ -1,10 +1,19 @@
-"""What the job's own log is told: each fatal finding once, at once, and three lines at the end."""
+"""What the job's own log is told: each fatal finding once, at once, and three lines at the end.
+
+ampwatch: failing: Values inside blocks.1.attention exceed float16 (65504) in the forward pass since step 412. …
+ampwatch: to do: Compute what overflows in blocks.1.attention in float32. …
+ampwatch: evidence, and code to paste: ampwatch diagnose ampwatch_runs/01M8M6E7S4QJWD11WQEJS8BJ8M
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +25,40 @@ if TYPE_CHECKING:
     from .diagnosis.engine import Diagnosis
     from .diagnosis.findings import Finding, Verdict
 
+PREFIX: Final = "ampwatch: "
+_NO_BREAK: Final = "\u00a0"  # a space inside a command, which is copied whole
+_COLOURS: Final = {"healthy": 32, "warning": 33, "failing": 31, "fatal": 31}  # green, yellow, red
+
+
+class Place(NamedTuple):
+    """Where the run can be seen at its end.
+
+    `directory` is None where nothing of it was written; `in_part`: not all of it was. `unsent_to` names a server that
+    lacks some of it.
+    """
+
+    url: str
+    unsent_to: str
+    directory: Path | None
+    run: str
+    in_part: bool = False
+
+    def line(self, what: str, command: str) -> str:
+        """A line that leads there.
+
+        Arguments:
+            what: what is to be had there.
+            command: `serve` or `diagnose`, for a run that is only on the disk.
+        """
+        if self.url:
+            return f"{what}: {self.url}"
+        unsent = f"not all of it has reached {self.unsent_to}; " if self.unsent_to else ""
+        if self.directory is None:
+            return f"{unsent}nothing of it is kept on this machine"
+        where = self.directory / self.run if command == "diagnose" else self.directory
+        part = ", up to where writing failed" if self.in_part else ""
+        return f"{unsent}{what}{part}: " + f"ampwatch {command} {where}".replace(" ", _NO_BREAK)
+
 
 class JobLog:
     """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
@@ -24,23 +67,20 @@ class JobLog:
 
     Arguments:
         speaks: whether anything is said; of several ranks one is enough.
-        where: the third line of the verdict, where the run can be seen.
         listeners: called once with each fatal finding, whether it speaks or not.
     """
 
-    def __init__(
-        self, speaks: bool, where: str, listeners: Sequence[Callable[[Finding], object]] = ()
-    ) -> None:
-        self._speaks, self._where, self._listeners = speaks, where, listeners
+    def __init__(self, speaks: bool, listeners: Sequence[Callable[[Finding], object]] = ()) -> None:
+        self._speaks, self._listeners = speaks, listeners
         self._diagnosis: Diagnosis | None = None
         self._failed = False
         self._told: set[str] = set()
-        self._first_scale: float | None = None
-        self._last_scale = 0.0
+        self._losses = _Ends()
+        self._times = _Ends()
         self.counts = {"attempts": 0, "taken": 0, "skipped": 0}
 
     def count(self, table: Table | None) -> None:
-        """Count the attempts of a table, the taken and the skipped ones; note the first and the last scale."""
+        """Count the attempts of a table, the taken and the skipped ones; note how loss and time go on."""
         if not table or not len(table["attempt"]):
             return
         rows = len(table["attempt"])
@@ -49,9 +89,8 @@ class JobLog:
         self.counts["attempts"] += rows
         self.counts["taken"] += int(taken.sum())
         self.counts["skipped"] += int(skipped.sum())
-        if self._first_scale is None:
-            self._first_scale = float(table["scale"][0])
-        self._last_scale = float(table.get("scale_after", table["scale"])[-1])
+        self._losses.add(table.get("loss"))
+        self._times.add(table.get("time"))
 
     def add(self, batches: Sequence[Batch], report: Report, *, say: bool) -> None:
         """Diagnose the batches too; tell of fatal findings that are new, in the log only if `say`."""
@@ -61,16 +100,18 @@ class JobLog:
         with guard("recorder.diagnosis", report):
             for finding in self._fatal(batches):
                 if say and self._speaks:
-                    _say(f"fatal: {finding.headline}")
+                    _say("fatal", finding.headline)
                 for listener in self._listeners:
                     with guard("recorder.on_finding", report):
                         listener(finding)
             self._failed = False
 
-    def say_verdict(self) -> None:
-        """Three lines: the verdict; what to do, or the counts; where the run can be seen."""
-        if self._speaks and self.counts["attempts"]:
-            _say(*self._lines())
+    def say_verdict(self, place: Place) -> bool:
+        """Three lines: the verdict; what to do, or how it went; where the run can be seen. False if nothing is said."""
+        if not (self._speaks and self.counts["attempts"]):
+            return False
+        _say(*self._lines(place))
+        return True
 
     def _fatal(self, batches: Sequence[Batch]) -> list[Finding]:
         if self._diagnosis is None:
@@ -83,27 +124,56 @@ class JobLog:
         self._told |= {finding.key for finding in new}
         return new
 
-    def _lines(self) -> tuple[str, str, str]:
+    def _lines(self, place: Place) -> tuple[str, str, str, str]:
+        """The word of the verdict, and the three lines."""
         if self._diagnosis is None or self._failed:
-            return "recorded; the diagnosis itself failed", self._summary(), self._where
+            counts = "{attempts:,} attempts, {taken:,} taken, {skipped:,} skipped".format(**self.counts)
+            return (
+                "recorded",
+                f"{counts}; the diagnosis failed",
+                self._course(),
+                place.line("to see it", "serve"),
+            )
         verdict = self._diagnosis.verdict()
-        return (
-            f"{verdict.word}: {after_word(verdict)}",
-            self._advice(verdict.kind) or self._summary(),
-            self._where,
-        )
+        advice = self._advice(verdict.kind)
+        if not advice:
+            return verdict.word, after_word(verdict), self._course(), place.line("to see it", "serve")
+        leads = place.line("evidence, and code to paste", "diagnose")
+        return verdict.word, after_word(verdict), f"to do: {advice}", leads
 
     def _advice(self, kind: str | None) -> str:
         assert self._diagnosis is not None
         for finding in self._diagnosis.findings():
-            if finding.kind == kind and finding.severity != "info":
-                texts = [advice.text for advice in finding.advice] or [fact.text for fact in finding.evidence]
-                return texts[0] if texts else ""
+            if finding.kind == kind and finding.severity != "info" and finding.advice:
+                return finding.advice[0].text
         return ""
 
-    def _summary(self) -> str:
-        counts = "{attempts:,} attempts, {taken:,} taken, {skipped:,} skipped".format(**self.counts)
-        return f"{counts}, scale {self._first_scale:g} → {self._last_scale:g}"
+    def _course(self) -> str:
+        """How it went: loss, duration, time a step."""
+        attempts = self.counts["attempts"]
+        course = f"{attempts:,} attempt{'' if attempts == 1 else 's'}"
+        if self._losses.count > 1:
+            course = f"loss {self._losses.first:.4g} → {self._losses.last:.4g}"
+        took = self._times.last - self._times.first
+        if took > 0:
+            course += f" in {_duration(took)}, {_short(took / (self._times.count - 1))} a step"
+        return course
+
+
+class _Ends:
+    """The first and the last finite value of a column, and how many there are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.last = 0.0
+
+    def add(self, column: npt.ArrayLike | None) -> None:
+        values = np.asarray([] if column is None else column, dtype=np.float64)
+        values = values[np.isfinite(values)]
+        if len(values):
+            self.first = self.first if self.count else float(values[0])
+            self.last = float(values[-1])
+            self.count += len(values)
 
 
 def after_word(verdict: Verdict) -> str:
@@ -116,7 +186,38 @@ def _integers(table: Table, name: str, rows: int) -> npt.NDArray[np.int64]:
     return np.asarray(table.get(name, np.zeros(rows)), dtype=np.int64)
 
 
-def _say(*lines: str) -> None:
-    """Lines on stderr, written at once so that other ranks' output does not come between them."""
-    sys.stderr.write("".join(f"ampwatch: {line}\n" for line in lines))
+def _duration(seconds: float) -> str:
+    """`12 s`, `1 min 12 s`, `3 h 5 min`, `2 d 3 h`."""
+    whole = round(seconds)
+    for large, unit, small, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= large:
+            return f"{whole // large} {unit} {whole % large // small} {part}"
+    return _short(seconds)
+
+
+def _short(seconds: float) -> str:
+    """`11 ms`, `1.2 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _say(word: str, first: str, *others: str) -> None:
+    """Lines on stderr, the first after a word, written at once so that other ranks' output does not come between them.
+
+    In a terminal they are broken between words and the word is coloured; in a file each stays one line.
+    """
+    lines = [f"{PREFIX}{word}: {first}", *(PREFIX + line for line in others)]
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [_broken(line, width) for line in lines]
+        if "NO_COLOR" not in os.environ and word in _COLOURS:
+            lines[0] = lines[0].replace(word, f"\x1b[{_COLOURS[word]}m{word}\x1b[0m", 1)
+    sys.stderr.write("".join(f"{line}\n" for line in lines).replace(_NO_BREAK, " "))
     sys.stderr.flush()
+
+
+def _broken(line: str, width: int) -> str:
+    """A line broken between words; an address or a command stays whole."""
+    indent = " " * len(PREFIX)
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

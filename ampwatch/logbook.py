@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any, Final
 
+from .notices import warn
+
 MAX_NAMES: Final = 128
-_log = logging.getLogger("ampwatch")
 
 
 class Entry:
@@ -81,7 +81,7 @@ class Logbook:
     def _warn(self, name: str, why: str) -> None:
         if name not in self._warned and len(self._warned) < MAX_NAMES:
             self._warned.add(name)
-            _log.warning("log(%s=…) is not recorded: %s", name, why)
+            warn("log(%s=…) is not recorded: %s", name, why)
 
 
 def _number(value: Any) -> float:

@@ -1,11 +1,11 @@
 """Transport: batches to the server, by one daemon thread, at least once each.
 
-| answer | what is done |
+| outcome (answers.py) | what is done |
 |---|---|
-| 2xx | delivered; the next burst after the `next_batch_s` that the server asks for |
-| no connection, 408, 429, 5xx | the same batch again after 0.5, 1, 2 … 60 s with jitter, or after `Retry-After` |
-| 401, 403 | one warning that says what to do; the same batch again every 5 minutes |
-| any other 4xx | refused for good: counted, one warning for each status, on with the next batch |
+| stored | delivered; the next burst after the `next_batch_s` that the server asks for |
+| later | the same batch again after 0.5, 1, 2 … 60 s with jitter, or after `Retry-After` |
+| barred | one warning that says what to do; the same batch again every 5 minutes |
+| refused | counted, one warning for each status, on with the next batch |
 
 The queue is bounded in bytes. What does not fit, and what was on its way when the queue was full, is read again
 from the spool once the queue is empty.
@@ -14,18 +14,18 @@ from the spool once the queue is empty.
 from __future__ import annotations
 
 import gzip
-import ipaddress
-import logging
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from . import records
+from . import answers, records
+from .answers import Answer
 from .guard import guard
+from .notices import warn
 from .records import Batch
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 QUEUE_BYTES: Final = 16 << 20
 FIRST_RETRY_S: Final = 0.5
 LONGEST_RETRY_S: Final = 60.0
-UNAUTHORISED_RETRY_S: Final = 300.0
+BARRED_RETRY_S: Final = 300.0
 TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 10.0
 MEDIA_TYPE: Final = "application/vnd.ampwatch.batch"
-_log = logging.getLogger("ampwatch")
 
 
 class Transport:
@@ -47,9 +47,10 @@ class Transport:
         server: http:// or https:// address. A token is never sent over plain http to another machine: such an
             address, or one that is none, gives one warning and nothing is sent.
         token: sent as `Authorization: Bearer`.
+        meanwhile: what a warning says of the training and of the records, such as where they are kept.
         reread: gives the producer's spooled batches, for those that did not fit into the queue.
         http: transport of httpx in place of the network.
-        first_retry_s, unauthorised_retry_s: wait before the first retry, and after a token was refused.
+        first_retry_s, barred_retry_s: wait before the first retry, and where a person must do something first.
         queue_bytes: bound of the bodies that wait in memory.
     """
 
@@ -58,15 +59,16 @@ class Transport:
         server: str,
         token: str | None,
         *,
+        meanwhile: Callable[[], str] = lambda: "Training goes on",
         reread: Callable[[], Iterable[Batch]] | None = None,
         http: httpx.BaseTransport | None = None,
         first_retry_s: float = FIRST_RETRY_S,
-        unauthorised_retry_s: float = UNAUTHORISED_RETRY_S,
+        barred_retry_s: float = BARRED_RETRY_S,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._server, self._token, self._http = server.rstrip("/"), token, http
-        self._reread = reread or tuple
-        self._first_retry_s, self._unauthorised_retry_s = first_retry_s, unauthorised_retry_s
+        self._meanwhile, self._reread = meanwhile, reread or tuple
+        self._first_retry_s, self._barred_retry_s = first_retry_s, barred_retry_s
         self._queue_bytes = queue_bytes
         self._queue: deque[Batch] = deque()
         self._queued_bytes = 0
@@ -75,14 +77,19 @@ class Transport:
         self._wake = threading.Condition()
         self._hurry = False  # close() is waiting: no pauses between bursts
         self._closed = False
-        self._unauthorised = False
+        self._is_hopeless = False  # a try at the end has shown that close() waits in vain
         self._warned: set[str] = set()
         self._thread: threading.Thread | None = None
         self.delivered = 0
         self.rejected = 0
-        self.refusal = why_not(server)
+        self.refusal = answers.why_not(server)
         if self.refusal:
-            _log.warning("%s. Training goes on, nothing is sent.", self.refusal)
+            warn("%s. Training goes on, nothing is sent", self.refusal)
+
+    @property
+    def has_warned(self) -> bool:
+        """Whether it has been said already that something is wrong."""
+        return bool(self._warned)
 
     def submit(self, batch: Batch) -> bool:
         """Queue a batch; False if it did not fit (it is read from the spool later). Never blocks on the network."""
@@ -102,13 +109,13 @@ class Transport:
     def close(self, timeout_s: float) -> bool:
         """Send what is queued, for at most `timeout_s`, and stop; True if everything was answered.
 
-        A server that refuses the token is not waited for.
+        Tried once more at once; a server that bars us, or that has never been reached, is not waited for after that.
         """
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._hurry = True
             self._wake.notify_all()
-            self._wake.wait_for(lambda: self._idle() or self._unauthorised, deadline - time.monotonic())
+            self._wake.wait_for(lambda: self._idle() or self._is_hopeless, deadline - time.monotonic())
             done = self._idle()
             self._closed = True
             self._wake.notify_all()
@@ -131,9 +138,10 @@ class Transport:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         # A proxy of the environment would be handed the token on the way to this machine itself.
-        proxies = not is_loopback(urlsplit(self._server).hostname or "")
+        proxies = not answers.is_loopback(urlsplit(self._server).hostname or "")
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         with httpx.Client(
-            transport=self._http, headers=headers, timeout=TIMEOUT_S, trust_env=proxies
+            transport=self._http, headers=headers, timeout=timeout, trust_env=proxies
         ) as client:
             while not self._closed:
                 pause_s = LONGEST_RETRY_S  # after a failure of our own
@@ -185,48 +193,46 @@ class Transport:
     def _deliver(self, client: httpx.Client, batch: Batch) -> float:
         """Post one batch until it is stored, refused for good, or the transport closed; answer `next_batch_s`."""
         body = gzip.compress(records.to_bytes(batch), compresslevel=1)
-        retry_s = self._first_retry_s
+        retry_s, tries = self._first_retry_s, 0
         while not self._closed:
-            response = self._post(client, body)
-            self._note_authorisation(response)
-            if response is not None and response.is_success:
+            is_last_try = self._hurry
+            answer, tries = self._post(client, body), tries + 1
+            self._note(answer, tries, is_last_try)
+            if answer.outcome == "stored":
                 self.delivered += 1
-                return _next_batch_s(response)
-            if response is not None and not _passing(response.status_code):
-                self._reject(response)
+                return min(answer.pause_s or 0.0, LONGEST_RETRY_S)
+            if answer.outcome == "refused":
+                self.rejected += 1
                 return 0.0
-            self._pause(self._retry_s(response, retry_s))
+            self._pause(self._wait_s(answer, retry_s))
             retry_s = min(2 * retry_s, LONGEST_RETRY_S)
         return 0.0
 
-    def _post(self, client: httpx.Client, body: bytes) -> httpx.Response | None:
+    def _post(self, client: httpx.Client, body: bytes) -> Answer:
         import httpx
 
         try:
-            return client.post(f"{self._server}/v1/batches", content=body)
+            response = client.post(f"{self._server}/v1/batches", content=body)
         except httpx.TransportError as error:
-            self._warn("connection", f"{self._server} cannot be reached ({error}); trying again until it can")
-            return None
+            return answers.failed(error, self._server)
+        return answers.read(response, self._server, self._token)
 
-    def _note_authorisation(self, response: httpx.Response | None) -> None:
+    def _note(self, answer: Answer, tries: int, is_last_try: bool) -> None:
+        """Warn of an answer, the first of its kind; of trouble that has an answer only where it has not passed."""
+        passes = answer.outcome == "later" and answer.about != "connection" and tries == 1
+        if answer.warning and not passes:
+            self._warn(answer)
+        never_reached = answer.about == "connection" and not self.delivered
         with self._wake:
-            self._unauthorised = response is not None and response.status_code in (401, 403)
+            self._is_hopeless = is_last_try and (answer.outcome == "barred" or never_reached)
             self._wake.notify_all()
 
-    def _retry_s(self, response: httpx.Response | None, retry_s: float) -> float:
-        if response is not None and response.status_code in (401, 403):
-            self._warn("token", _token_advice(self._server, self._token, response.status_code))
-            return self._unauthorised_retry_s
-        if response is not None and response.headers.get("Retry-After", "").isdigit():
-            return float(response.headers["Retry-After"])
+    def _wait_s(self, answer: Answer, retry_s: float) -> float:
+        if answer.outcome == "barred":
+            return self._barred_retry_s
+        if answer.pause_s is not None:
+            return answer.pause_s
         return retry_s * random.SystemRandom().uniform(0.5, 1.0)  # draws nothing from a seeded generator
-
-    def _reject(self, response: httpx.Response) -> None:
-        self.rejected += 1
-        self._warn(
-            f"status {response.status_code}",
-            f"{self._server} refused a batch with status {response.status_code}: {response.text[:200]}",
-        )
 
     def _pause(self, seconds: float) -> None:
         """Wait, unless close() hurries: then a retry still waits a little, so as not to hammer the server."""
@@ -238,54 +244,8 @@ class Transport:
             else:
                 self._wake.wait_for(lambda: self._closed, min(seconds, self._first_retry_s))
 
-    def _warn(self, about: str, message: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            _log.warning("%s. Training goes on.", message)
-
-
-def why_not(server: str) -> str:
-    """Why nothing is sent to this address; empty if it can be."""
-    try:
-        parts = urlsplit(server)
-        host = parts.hostname or ""
-    except ValueError:
-        host = ""
-    if not host or parts.scheme not in ("http", "https"):
-        return f"server {server!r} is not an address such as https://ampwatch.example.org"
-    if parts.scheme == "http" and not is_loopback(host):
-        return f"server {server} is another machine and not https: whoever listens could read the token"
-    return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _passing(status: int) -> bool:
-    """Whether the same request may succeed later."""
-    return status in (401, 403, 408, 429) or status >= 500
-
-
-def _next_batch_s(response: httpx.Response) -> float:
-    """The pause that the server asks for, in s; 0 where its answer cannot be read."""
-    try:
-        answer: Any = response.json()
-        return min(float(answer["next_batch_s"]), LONGEST_RETRY_S)
-    except (ValueError, KeyError, TypeError):
-        return 0.0
-
-
-def _token_advice(server: str, token: str | None, status: int) -> str:
-    if not token:
-        return f"{server} wants a token: set AMPWATCH_TOKEN to one that `ampwatch token create` made there"
-    return (
-        f"{server} does not accept the token ({status}): set AMPWATCH_TOKEN to one with the scope write, "
-        "made there by `ampwatch token create`"
-    )
+    def _warn(self, answer: Answer) -> None:
+        if answer.about not in self._warned:
+            self._warned.add(answer.about)
+            stop = "" if answer.warning.endswith("?") else "."
+            warn("%s%s %s", answer.warning, stop, self._meanwhile())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -18,7 +17,8 @@ import numpy as np
 from . import records, spool
 from .errors import SpoolError
 from .guard import failures, guard
-from .joblog import JobLog
+from .joblog import JobLog, Place
+from .notices import warn
 from .records import Batch, Event, Table
 from .settings import Settings
 from .spool import Dropped, SpoolWriter
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 BATCH_BYTES: Final = 4 << 20
 HEARTBEAT_S: Final = 10.0
 FINISH_S: Final = 15.0
-SEND_AT_FINISH_S: Final = 5.0
+SEND_AT_FINISH_S: Final = 4.0
 MAX_PENDING_EVENTS: Final = 1 << 16
-_log = logging.getLogger("ampwatch")
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,9 @@ class Worker:
         self._stop = threading.Event()
         self._reason = ""
         self._spool: SpoolWriter | None = None
+        self._unkept = ""  # why what comes is not kept on disk
         self._transport = self._make_transport(http)
-        self._joblog = JobLog(rank == 0 and not settings.quiet, self._where(), listeners)
+        self._joblog = JobLog(rank == 0 and not settings.quiet, listeners)
         self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class Worker:
             return
         self._thread.join(FINISH_S)
         if self._thread.is_alive():
-            _log.warning("run %s: the last records were not written within %g s", self._run, FINISH_S)
+            warn("the last records of run %s were not written within %g s", self._run, FINISH_S)
 
     def _loop(self) -> None:
         with guard("recorder.open"):
@@ -147,7 +147,7 @@ class Worker:
                 self._settings.dir, self._run, self._producer, max_bytes=self._settings.spool_max_bytes
             )
         except SpoolError as error:
-            _log.warning("%s. Training goes on; %s", error, self._without_spool())
+            self._do_without_spool(str(error))
 
     def _flush(self, final: bool = False) -> None:
         with guard("recorder.flush", self._fault):
@@ -230,8 +230,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 self._spool.close()
             self._spool = None
-            where = self._settings.dir
-            _log.warning("%s: %s. Training goes on; %s", where, error.strerror, self._without_spool())
+            self._do_without_spool(f"{self._settings.dir} cannot be written any more: {error.strerror}")
             return False
         return True
 
@@ -247,26 +246,49 @@ class Worker:
             self._deliver([self._pack_events(list(self._queued()))])
         if self._spool is not None:
             self._spool.close()
-        if self._transport is not None and not self._transport.close(SEND_AT_FINISH_S):
-            kept = f"they are kept in {self._settings.dir}" if self._spool else "they are lost"
-            _log.warning("the server did not take the last records within %g s; %s", SEND_AT_FINISH_S, kept)
-        self._joblog.say_verdict()
+        is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)
+        is_told = self._joblog.say_verdict(self._place(is_sent))
+        if self._transport is not None and not (is_sent or is_told or self._transport.has_warned):
+            kept = "kept in part" if self._unkept else f"kept in {self._settings.dir}"
+            warn("the server did not take the last records within %g s; they are %s", SEND_AT_FINISH_S, kept)
 
     def _make_transport(self, http: httpx.BaseTransport | None) -> Transport | None:
         settings = self._settings
         if not settings.server:
             return None
         mine = settings.dir / self._run / self._producer
-        made = Transport(settings.server, settings.token, reread=lambda: spool.read(mine), http=http)
+        made = Transport(
+            settings.server,
+            settings.token,
+            meanwhile=self._meanwhile,
+            reread=lambda: spool.read(mine),
+            http=http,
+        )
         return None if made.refusal else made
 
-    def _where(self) -> str:
-        if self._transport is not None and self._settings.server:
-            return f"see {self._settings.server.rstrip('/')}/run/{self._run}"
-        return f"see it with: ampwatch serve {self._settings.dir}"
+    def _do_without_spool(self, why: str) -> None:
+        self._unkept = why
+        warn("%s. %s", why, self._meanwhile())
 
-    def _without_spool(self) -> str:
-        return "records go to the server only" if self._transport else "nothing more is kept on disk"
+    def _meanwhile(self) -> str:
+        if not self._unkept:
+            return f"Training goes on, and the records are kept in {self._settings.dir}"
+        if self._transport is not None:
+            return "Training goes on, and the records go to the server only"
+        return "Training goes on, but nothing more of it is kept"
+
+    def _place(self, is_sent: bool) -> Place:
+        """Where the run can be seen at its end."""
+        settings = self._settings
+        url = f"{(settings.server or '').rstrip('/')}/run/{self._run}" if self._transport else ""
+        folder = settings.dir / self._run / self._producer
+        return Place(
+            url=url if is_sent else "",
+            unsent_to="" if is_sent else settings.server or "",
+            directory=settings.dir if folder.exists() else None,
+            run=self._run,
+            in_part=bool(self._unkept),
+        )
 
 
 def _parts(table: Table) -> Iterator[Table]:

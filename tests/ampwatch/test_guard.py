@@ -27,7 +27,7 @@ def test_only_the_first_failure_of_a_place_is_logged(caplog):
     fail("test.logged")
     fail("test.logged")
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "test.logged failed: ZeroDivisionError('ours'). Training goes on, this record is lost."
+        "ampwatch: test.logged failed: ZeroDivisionError('ours'). Training goes on, this record is lost."
     ]
 
 

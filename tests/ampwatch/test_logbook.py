@@ -82,7 +82,7 @@ def test_nan_is_a_number_but_not_a_step(book, caplog):
     book.add("loss", math.nan)
     book.add("step", math.nan)
     assert list(book.end().close()) == ["loss"]
-    assert caplog.messages == ["log(step=…) is not recorded: cannot convert float NaN to integer"]
+    assert caplog.messages == ["ampwatch: log(step=…) is not recorded: cannot convert float NaN to integer"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_is_no_number_gives_one_warning_and_the_rest_is_kept(book, value, w
         book.add("loss", 1.0)
     assert book.end().close() == {"loss": 1.0}
     (message,) = caplog.messages
-    assert message.startswith("log(batch_id=…) is not recorded: ")
+    assert message.startswith("ampwatch: log(batch_id=…) is not recorded: ")
     assert why in message
 
 
@@ -120,4 +120,4 @@ def test_too_many_names_are_left_out(book, caplog):
         book.add(f"n{i}", i)
     assert len(book.end().close()) == 128
     assert len(caplog.messages) == 128
-    assert caplog.messages[0] == "log(n128=…) is not recorded: more than 128 names"
+    assert caplog.messages[0] == "ampwatch: log(n128=…) is not recorded: more than 128 names"

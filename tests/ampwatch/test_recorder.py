@@ -202,9 +202,8 @@ def test_a_folder_that_cannot_be_written_gives_one_warning(make, tmp_path, caplo
     recorder.event("scaler")
     recorder.finish()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == [
-        f"{tmp_path / 'file'} cannot be written: Not a directory. Training goes on; nothing more is kept on disk"
-    ]
+    why = "cannot be written: Not a directory. Training goes on, but nothing more of it is kept"
+    assert warnings == [f"ampwatch: {tmp_path / 'file'} {why}"]
 
 
 def test_a_full_disk_gives_one_warning_and_the_server_gets_the_rest(make, tmp_path, caplog, monkeypatch):
@@ -221,7 +220,8 @@ def test_a_full_disk_gives_one_warning_and_the_server_gets_the_rest(make, tmp_pa
     recorder.event("scaler")
     source.wait(2)
     recorder.finish()
-    assert caplog.text.count("No space left on device. Training goes on; records go to the server only") == 1
+    where = "cannot be written any more: No space left on device. Training goes on, and the records go to the server only"
+    assert caplog.text.count(where) == 1
     kinds = [records.from_bytes(gzip.decompress(request.content)).kind for request in got]
     assert (kinds[:2], kinds.count("attempts")) == (["events", "attempts"], 2)
 
@@ -250,8 +250,7 @@ def test_a_server_that_nothing_may_be_sent_to_leaves_the_spool(make, tmp_path, c
     recorder.finish()
     assert [event.type for event in events_in(tmp_path)] == ["run", "scaler", "finish"]
     assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == f"ampwatch: see it with: ampwatch serve {tmp_path / 'runs'}"
+        capsys.readouterr().err.splitlines()[-1] == f"ampwatch: to see it: ampwatch serve {tmp_path / 'runs'}"
     )
     assert caplog.text.count("nothing is sent") == 1
 
@@ -262,7 +261,7 @@ def test_the_log_names_the_page_of_the_run(make, capsys):
     recorder.attach(Rows(Harvest(rows())))
     recorder.event("scaler")
     recorder.finish()
-    assert capsys.readouterr().err.splitlines()[-1] == "ampwatch: see http://127.0.0.1:1/base/run/r"
+    assert capsys.readouterr().err.splitlines()[-1] == "ampwatch: to see it: http://127.0.0.1:1/base/run/r"
 
 
 def test_a_heartbeat_where_nothing_else_is_said(make, tmp_path):
@@ -319,8 +318,8 @@ def test_the_verdict_is_three_lines_in_the_jobs_log(make, tmp_path, capsys):
     recorder.finish()
     first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith("ampwatch: healthy: 3 steps taken, 1 skipped")
-    assert second == "ampwatch: 4 attempts, 3 taken, 1 skipped, scale 65536 → 65536"
-    assert third == f"ampwatch: see it with: ampwatch serve {tmp_path / 'runs'}"
+    assert second == "ampwatch: loss 2 → 2"
+    assert third == f"ampwatch: to see it: ampwatch serve {tmp_path / 'runs'}"
 
 
 def test_a_fatal_finding_is_said_once_and_the_job_is_told(make, capsys):
