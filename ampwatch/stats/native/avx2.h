@@ -28,11 +28,24 @@ INLINE __m256i NAME(smaller)(__m256i a, __m256i b)
     return _mm256_min_epu32(a, _mm256_or_si256(b, _mm256_cmpeq_epi32(b, _mm256_setzero_si256())));
 }
 
+/* 1, or 0 for a zero. */
+INLINE __m256i NAME(one)(__m256i size)
+{
+    return _mm256_andnot_si256(_mm256_cmpeq_epi32(size, _mm256_setzero_si256()), NAME(all)(1));
+}
+
 /* 1 << (exponent mod 32), or 0 for a zero. */
 INLINE __m256i NAME(one_hot)(__m256i size)
 {
-    __m256i one = _mm256_andnot_si256(_mm256_cmpeq_epi32(size, _mm256_setzero_si256()), NAME(all)(1));
-    return _mm256_sllv_epi32(one, _mm256_and_si256(_mm256_srli_epi32(size, MANTISSA), NAME(all)(31)));
+    __m256i place = _mm256_and_si256(_mm256_srli_epi32(size, MANTISSA), NAME(all)(31));
+    return _mm256_sllv_epi32(NAME(one)(size), place);
+}
+
+/* 1 << (exponent - first), or 0 where that is no place of a word, and for a zero. */
+INLINE __m256i NAME(one_hot_from)(__m256i size, int first)
+{
+    __m256i place = _mm256_sub_epi32(_mm256_srli_epi32(size, MANTISSA), NAME(all)((uint32_t)first));
+    return _mm256_sllv_epi32(NAME(one)(size), place);
 }
 
 /* One more where no bit of the mask is set. */

@@ -1,6 +1,6 @@
 /* Vectors of sixteen float32, for planes.h: AVX-512 F and nothing beyond it. */
 
-#define TARGET __attribute__((target("avx512f,popcnt,prefer-vector-width=512")))
+#define TARGET __attribute__((target("avx512f,popcnt")))
 #define NAME(x) x##_avx512
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define LANES 16
@@ -33,6 +33,13 @@ INLINE __m512i NAME(one_hot)(__m512i size)
 {
     __m512i exponent = _mm512_srli_epi32(size, MANTISSA);
     return _mm512_maskz_rolv_epi32(_mm512_test_epi32_mask(size, size), NAME(all)(1), exponent);
+}
+
+/* 1 << (exponent - first), or 0 where that is no place of a word, and for a zero. */
+INLINE __m512i NAME(one_hot_from)(__m512i size, int first)
+{
+    __m512i place = _mm512_sub_epi32(_mm512_srli_epi32(size, MANTISSA), NAME(all)((uint32_t)first));
+    return _mm512_maskz_sllv_epi32(_mm512_test_epi32_mask(size, size), NAME(all)(1), place);
 }
 
 /* One more where no bit of the mask is set. */

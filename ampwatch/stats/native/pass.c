@@ -53,7 +53,7 @@ KERNELS(avx512, count_planes);
 enum format { FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 enum instructions { PORTABLE, AVX2, AVX512 };
 enum { CHUNK = 1 << 16 };       /* elements that a thread takes at once */
-enum { EACH_THREAD = 1 << 17 }; /* elements for which another thread is worth its start */
+enum { EACH_THREAD = 1 << 19 }; /* elements, more than 0.1 ms, for which a thread is worth its start */
 
 /* Columns of a row: layout.SCALARS, then the histogram. */
 enum { NUMEL, N_INF, N_NAN, N_ZERO, N_SUBNORMAL, N_BELOW, N_OFFGRID, N_OFFGRID_BF16, MAX_ABS, SUM_SQ, HIST };

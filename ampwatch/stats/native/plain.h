@@ -25,7 +25,7 @@ static TARGET void NAME(add_histogram)(const float *restrict x, size_t n, uint32
     for (size_t i = 0; i < n; i++) {
         int32_t size = (int32_t)(bits_of(x[i]) & MAGNITUDE);
         int b = bin_of((size >> MANTISSA) - BIAS);
-        bin[i] = (uint8_t)((size != 0) & (size < INFINITE) ? b : NO_BIN);
+        bin[i] = (uint8_t)(((size != 0) & (size < INFINITE)) ? b : NO_BIN);
     }
     NAME(add_bins)(bin, n, hist);
 }

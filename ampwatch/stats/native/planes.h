@@ -3,31 +3,21 @@
  * A non-zero element is turned into a word with one bit, at its exponent mod 32. To count the elements of each
  * exponent is then to count, place by place, the bits of many words, and a carry-save adder does that for three
  * words at a time (Harley and Seal's population count): plane[k] holds digit k of the count of each place, in each
- * lane. Which multiple of 32 belongs to an exponent is known where the exponents of a block span less than 32;
- * where they span more, the table of plain.h counts them.
+ * lane. Which multiple of 32 belongs to an exponent is known where the exponents of a block span less than 32. Where
+ * they span more, the block is looked at once more for each 32 of them.
  *
  * Needs the primitives of avx512.h or avx2.h. */
 
 enum {
     NAME(STRIDE) = 16 * LANES, /* elements of one turn of the loop */
     NAME(PLANES) = LANES == 16 ? 9 : 10, /* digits of BLOCK / LANES, which is 2^8 or 2^9 */
+    NAME(ALL) = -1,
 };
 
 struct NAME(view) {
     NAME(bits) plane[NAME(PLANES)];
     NAME(bits) largest, smallest, n_float16, n_bfloat16;
 };
-
-/* All that is asked of LANES elements, but for the histogram: for that, their words with one bit. */
-INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const float *x)
-{
-    NAME(bits) bits = NAME(load)(x), size = NAME(magnitude)(bits);
-    view->largest = NAME(larger)(view->largest, size);
-    view->smallest = NAME(smaller)(view->smallest, size);
-    view->n_float16 = NAME(count_float16)(view->n_float16, size);
-    view->n_bfloat16 = NAME(count_clear)(view->n_bfloat16, bits, 0xffff);
-    return NAME(one_hot)(size);
-}
 
 INLINE NAME(bits) NAME(add)(NAME(bits) *plane, NAME(bits) a, NAME(bits) b)
 {
@@ -36,30 +26,55 @@ INLINE NAME(bits) NAME(add)(NAME(bits) *plane, NAME(bits) a, NAME(bits) b)
     return carry;
 }
 
-INLINE NAME(bits) NAME(look2)(struct NAME(view) *view, const float *x)
+/* What is asked of LANES elements. The words with one bit are for `plane`: those of all elements, after everything
+ * else has been noted, or only of those with one of the 32 exponents from `first`. */
+INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const float *x, int first)
 {
-    NAME(bits) first = NAME(look)(view, x);
-    return NAME(add)(view->plane, first, NAME(look)(view, x + LANES));
+    NAME(bits) bits = NAME(load)(x), size = NAME(magnitude)(bits);
+    if (first != NAME(ALL))
+        return NAME(one_hot_from)(size, first);
+    __builtin_prefetch(x + BLOCK); /* while this block is summed and unscaled, the next is under way */
+    view->largest = NAME(larger)(view->largest, size);
+    view->smallest = NAME(smaller)(view->smallest, size);
+    view->n_float16 = NAME(count_float16)(view->n_float16, size);
+    view->n_bfloat16 = NAME(count_clear)(view->n_bfloat16, bits, 0xffff);
+    return NAME(one_hot)(size);
 }
 
-INLINE NAME(bits) NAME(look4)(struct NAME(view) *view, const float *x)
+INLINE NAME(bits) NAME(look2)(struct NAME(view) *view, const float *x, int first)
 {
-    NAME(bits) first = NAME(look2)(view, x);
-    return NAME(add)(view->plane + 1, first, NAME(look2)(view, x + 2 * LANES));
+    NAME(bits) one = NAME(look)(view, x, first), other = NAME(look)(view, x + LANES, first);
+    return NAME(add)(view->plane, one, other);
 }
 
-INLINE NAME(bits) NAME(look8)(struct NAME(view) *view, const float *x)
+INLINE NAME(bits) NAME(look4)(struct NAME(view) *view, const float *x, int first)
 {
-    NAME(bits) first = NAME(look4)(view, x);
-    return NAME(add)(view->plane + 2, first, NAME(look4)(view, x + 4 * LANES));
+    NAME(bits) one = NAME(look2)(view, x, first), other = NAME(look2)(view, x + 2 * LANES, first);
+    return NAME(add)(view->plane + 1, one, other);
 }
 
-INLINE void NAME(look16)(struct NAME(view) *view, const float *x)
+INLINE NAME(bits) NAME(look8)(struct NAME(view) *view, const float *x, int first)
 {
-    NAME(bits) first = NAME(look8)(view, x);
-    NAME(bits) carry = NAME(add)(view->plane + 3, first, NAME(look8)(view, x + 8 * LANES));
+    NAME(bits) one = NAME(look4)(view, x, first), other = NAME(look4)(view, x + 4 * LANES, first);
+    return NAME(add)(view->plane + 2, one, other);
+}
+
+INLINE void NAME(look16)(struct NAME(view) *view, const float *x, int first)
+{
+    NAME(bits) one = NAME(look8)(view, x, first), other = NAME(look8)(view, x + 8 * LANES, first);
+    NAME(bits) carry = NAME(add)(view->plane + 3, one, other);
     for (int k = 4; k < NAME(PLANES); k++)
         carry = NAME(add)(view->plane + k, carry, NAME(all)(0));
+}
+
+INLINE struct NAME(view) NAME(look_at)(const float *x, size_t n, int first)
+{
+    struct NAME(view) view;
+    memset(&view, 0, sizeof view);
+    view.smallest = NAME(all)(~0u);
+    for (size_t i = 0; i < n; i += NAME(STRIDE))
+        NAME(look16)(&view, x + i, first);
+    return view;
 }
 
 INLINE uint32_t NAME(total)(NAME(bits) x)
@@ -81,13 +96,24 @@ INLINE uint32_t NAME(largest)(NAME(bits) x)
     return largest;
 }
 
-/* The count of a place over all lanes, none of which is above `most`. */
-INLINE uint32_t NAME(count_at)(const NAME(bits) *plane, int place, size_t most)
+/* Adds the counts of the exponents from first to last, the first of which is at bit `place`. */
+INLINE void NAME(add_planes)(const struct NAME(view) *view, size_t n, int first, int last, int place,
+                             struct tally *tally)
 {
-    uint32_t count = 0;
-    for (int k = 0; most >> k; k++)
-        count += NAME(ones_at)(plane[k], place) << k;
-    return count;
+    for (int exponent = first; exponent <= last; exponent++, place++) {
+        uint32_t count = 0;
+        for (int k = 0; n / LANES >> k; k++)
+            count += NAME(ones_at)(view->plane[k], place & 31) << k;
+        tally->hist[bin_of(exponent - BIAS)] += count;
+    }
+}
+
+static TARGET void NAME(add_wide)(const float *x, size_t n, int first, int last, struct tally *tally)
+{
+    for (; first <= last; first += 32) {
+        struct NAME(view) view = NAME(look_at)(x, n, first);
+        NAME(add_planes)(&view, n, first, first + 31 < last ? first + 31 : last, 0, tally);
+    }
 }
 
 /* Of n elements, a multiple of STRIDE, the largest of which has this exponent. In float32, multiplied by a power of
@@ -113,21 +139,16 @@ static TARGET double NAME(sum_of_squares)(const float *x, size_t n, int exponent
 /* Counts n elements, a multiple of STRIDE; or answers 0, having counted nothing, if one is not finite. */
 static TARGET int NAME(count_finite)(const float *x, size_t n, struct tally *tally)
 {
-    struct NAME(view) view;
-    memset(&view, 0, sizeof view);
-    view.smallest = NAME(all)(~0u);
-    for (size_t i = 0; i < n; i += NAME(STRIDE))
-        NAME(look16)(&view, x + i);
+    struct NAME(view) view = NAME(look_at)(x, n, NAME(ALL));
     uint32_t largest = NAME(largest)(view.largest);
     if (largest >= INFINITE)
         return 0;
     uint32_t smallest = ~NAME(largest)(~view.smallest);
     int first = (int)(smallest >> MANTISSA), last = (int)(largest >> MANTISSA);
-    if (last - first >= 32)
-        NAME(add_histogram)(x, n, tally->hist);
+    if (last - first < 32)
+        NAME(add_planes)(&view, n, first, last, first, tally); /* none if all are zero: first is beyond last */
     else
-        for (int exponent = first; exponent <= last; exponent++) /* if all are zero, first is the larger */
-            tally->hist[bin_of(exponent - BIAS)] += NAME(count_at)(view.plane, exponent & 31, n / LANES);
+        NAME(add_wide)(x, n, first, last, tally);
     tally->n_offgrid += (uint32_t)n - NAME(total)(view.n_float16);
     tally->n_offgrid_bf16 += (uint32_t)n - NAME(total)(view.n_bfloat16);
     tally->sum_sq += NAME(sum_of_squares)(x, n, last);
