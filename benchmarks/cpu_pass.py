@@ -1,9 +1,10 @@
 """What the statistics cost on the CPU: torch's unscale pass, the kernel that has it in it, and the reference.
 
-    python benchmarks/cpu_pass.py [--threads 1 2] [--rounds 21]
+    python benchmarks/cpu_pass.py [--threads 1 2] [--rounds 21] [--alone SECONDS]
 
 Each round calls all of them, one after another, on the same gradients; medians and shortest, and the ratio of each
-to torch's pass. Half of the gradients are float16-born, as those of linear layers under autocast are. Every
+to torch's pass. With --alone only rounds count in which nothing else ran on the machine (Linux), for so many seconds
+a row of gradients; it leaves out what takes long. Half of the gradients are float16-born, as those of linear layers under autocast are. Every
 instruction set of this processor is measured, against one torch: `ATEN_CPU_CAPABILITY=avx2` or `default` holds that
 back as well.
 """
@@ -13,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,7 +28,8 @@ GRADIENTS = {  # GPTs of six and of twelve layers, and many small tensors
     "1,000 of 384": [384] * 1000,
     "5,000 of 37": [37] * 5000,
 }
-SLOW = 3  # rounds of what takes seconds
+SLOW = ("portable", "reference")
+SLOW_ROUNDS = 3
 
 
 def gradients(sizes: list[int]) -> list[Tensor]:
@@ -54,16 +57,46 @@ def measure(passes: dict[str, Pass], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in passes}
     for number in range(rounds + 1):
         for name, work in passes.items():
-            if name in ("portable", "reference") and number > SLOW:
-                continue
-            started = time.perf_counter()
-            work()
-            times[name].append((time.perf_counter() - started) * 1e3)
+            if name not in SLOW or number <= SLOW_ROUNDS:
+                times[name].append(timed_ms(work))
     return {name: taken[1:] for name, taken in times.items()}
+
+
+def measure_alone(
+    passes: dict[str, Pass], rounds: int, threads: int, seconds: float
+) -> dict[str, list[float]]:
+    """As `measure`, of rounds in which no more was running than what is measured."""
+    times: dict[str, list[float]] = {name: [] for name in passes if name not in SLOW}
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and len(times["torch"]) < rounds:
+        taken = {}
+        for name in times:
+            taken[name] = timed_ms(passes[name])
+            if running() > threads:
+                break
+        else:
+            for name, ms in taken.items():
+                times[name].append(ms)
+    return times
+
+
+def running() -> int:
+    """Threads of the whole machine that are running or ready to."""
+    words = Path("/proc/stat").read_text().split()
+    return int(words[words.index("procs_running") + 1])
+
+
+def timed_ms(work: Pass) -> float:
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1e3
 
 
 def table(label: str, times: dict[str, list[float]]) -> None:
     plain = times["torch"]
+    if not plain:
+        print(f"{label:14} no round without other work on the machine")
+        return
     for name, taken in times.items():
         median, shortest = statistics.median(taken), min(taken)
         print(
@@ -78,6 +111,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--alone", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
     if not cpu.available():
         parser.error("the kernel was not built here")
@@ -88,7 +122,11 @@ def main() -> None:
         torch.set_num_threads(threads)
         print(f"\n{threads} threads {'':15} {'median ms':>10} {'ratio':>7} {'shortest ms':>12} {'ratio':>7}")
         for label, sizes in GRADIENTS.items():
-            table(label, measure(passes(gradients(sizes)), arguments.rounds))
+            made = passes(gradients(sizes))
+            if arguments.alone:
+                table(label, measure_alone(made, arguments.rounds, threads, arguments.alone))
+            else:
+                table(label, measure(made, arguments.rounds))
 
 
 if __name__ == "__main__":
