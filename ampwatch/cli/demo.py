@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ import httpx
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from ampwatch.errors import AmpwatchError, MissingExtra
 from ampwatch.settings import Settings
@@ -50,7 +51,7 @@ def demo(
     directory = directory or Path(tempfile.mkdtemp(prefix="ampwatch-demo-"))
     with running(database=f"sqlite:///{directory / 'demo.db'}") as server:
         console.print(
-            f"The dashboard, live while the runs train (the link works once):\n{server.link}\n",
+            f"The dashboard, live while the runs train (the link signs one browser in):\n{server.link}\n",
             soft_wrap=True,
         )
         with _bars(console) as progress:
@@ -166,18 +167,24 @@ def _bars(console: Console) -> Iterator[Progress]:
 
 
 def _print_verdicts(console: Console, rows: list[dict[str, Any]], directory: Path) -> None:
-    console.print()
+    table = Table.grid(padding=(0, 2))
     for row in rows:
         verdict = row["verdict"]
-        console.print(
-            f"{MARKS[verdict['word']]} [bold]{row['run']}[/]  {verdict['sentence']}", highlight=False
-        )
-    console.print(f"\nThe same from the records alone: [bold]ampwatch diagnose {directory / 'runs'}[/]")
+        table.add_row(MARKS[verdict["word"]], Text(row["run"], "bold"), Text(verdict["sentence"]))
+    console.print()
+    console.print(table)
+    console.print("\nThe same from the records alone:")
+    console.print(f"[bold]ampwatch diagnose {directory / 'runs'}[/]", soft_wrap=True, highlight=False)
 
 
 def _serve_on(console: Console, server: Running) -> None:
-    console.print(f"Dashboard: [bold]{server.link}[/]\nServing until Ctrl-C.")
+    """Show the dashboard's link, and the next one when a browser has opened it, until Ctrl-C."""
+    console.print("\nServing until Ctrl-C. The dashboard:")
     try:
-        threading.Event().wait()
+        while True:
+            server.renewed.clear()
+            console.print(f"[bold]{server.link}[/]", soft_wrap=True, highlight=False)
+            server.renewed.wait()
+            console.print("That link has been opened; for another browser:")
     except KeyboardInterrupt:
         console.print("Stopped.")

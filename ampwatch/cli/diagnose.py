@@ -10,9 +10,11 @@ import typer
 from ampwatch import spool
 
 from ._json import as_json
+from ._places import RECORDED
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from ampwatch.diagnosis.engine import Diagnosis
     from ampwatch.diagnosis.findings import Finding
@@ -22,7 +24,7 @@ COLOURS_OF_WORDS = {"healthy": "green", "warning": "yellow", "failing": "red", "
 
 
 def diagnose(
-    path: Annotated[Path, typer.Argument(help="Folder of one recorded run, or of several.")],
+    path: Annotated[Path, typer.Argument(help="Folder of one recorded run, or of several.")] = RECORDED,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what the records prove: the verdict of each run, its findings, their evidence and advice."""
@@ -50,23 +52,34 @@ def _print_run(console: Console, run: str, diagnosis: Diagnosis) -> None:
 
     from ampwatch.joblog import after_word
 
-    verdict = diagnosis.verdict()
-    console.print(
-        Text(run, "bold"), Text(f"{verdict.word}: ", COLOURS_OF_WORDS[verdict.word]) + after_word(verdict)
-    )
-    for finding in diagnosis.findings():
+    verdict, findings = diagnosis.verdict(), diagnosis.findings()
+    heading = Text.assemble((run, "bold"), " ", (verdict.word, COLOURS_OF_WORDS[verdict.word]))
+    if verdict.sentence not in {finding.headline for finding in findings}:  # else it stands right below
+        heading.append(f": {after_word(verdict)}")
+    _print(console, heading)
+    for finding in findings:
         _print_finding(console, finding)
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
     title = Text(f"{finding.severity} {finding.kind}: ", COLOURS[finding.severity]) + finding.headline
-    lines = [(title, 2)]
-    lines += [(Text(f"· {fact.text}", "dim"), 4) for fact in finding.evidence]
+    _print(console, title, indent=2)
+    for fact in finding.evidence:
+        _print(console, Text(f"· {fact.text}", "dim"), indent=4)
     for advice in finding.advice:
-        lines.append((Text(f"→ {advice.text}"), 4))
-        lines += [(Text(line, "bold"), 8) for line in advice.code.splitlines()]
-    for text, indent in lines:
+        _print(console, Text(f"→ {advice.text}"), indent=4)
+        for line in advice.code.splitlines():
+            _print(console, Text(line, "bold"), indent=8, wrap=False)
+
+
+def _print(console: Console, text: Text, *, indent: int = 0, wrap: bool = True) -> None:
+    """A paragraph; wrapped for who reads it in a terminal, a line for `grep`, and code as it must be copied."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if wrap and console.is_terminal:
         console.print(Padding(text, (0, 0, 0, indent)))
+    else:
+        console.print(Text(" " * indent) + text, soft_wrap=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +12,36 @@ from typing import Annotated, Any
 import typer
 
 from ampwatch import spool
+from ampwatch.records import Table
 
 from ._json import as_json
+from ._places import RECORDED
+
+_YEAR_9999 = 253e9  # Unix time, s: the last year that a date can have
+
+
+@dataclass
+class _Tally:
+    """What the attempts of one rank add up to; every rank makes the same ones."""
+
+    attempts: int = 0
+    skipped: int = 0
+    scale: float | None = None
+    last: float = -math.inf  # s, Unix time of the attempt that left the scale
+
+    def add(self, table: Table) -> None:
+        """Take attempts in. Those of a run that was resumed come one process after the other, in no order."""
+        if not len(table["attempt"]):
+            return
+        self.attempts += len(table["attempt"])
+        self.skipped += int(table["found_inf"].sum()) if "found_inf" in table else 0
+        last = float(table["time"][-1]) if "time" in table else self.last
+        if self.scale is None or last >= self.last:
+            self.scale, self.last = float(table.get("scale_after", table["scale"])[-1]), last
 
 
 def runs(
-    directory: Annotated[Path, typer.Argument(help="Folder of recorded runs.")] = Path("ampwatch_runs"),
+    directory: Annotated[Path, typer.Argument(help="Folder of recorded runs.")] = RECORDED,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List recorded runs with their attempts, skips, last scale and verdict."""
@@ -38,21 +65,29 @@ def _row(run: str, path: Path) -> dict[str, Any]:
     from ampwatch.diagnosis.engine import Diagnosis
 
     diagnosis = Diagnosis()
-    row: dict[str, Any] = {"run": run, "started": None, "attempts": 0, "skipped": 0, "scale": None}
+    begun: list[float] = []
+    by_rank: defaultdict[int, _Tally] = defaultdict(_Tally)
     for batch in spool.read(path):
         diagnosis.add(batch)
         if batch.kind == "attempts":
-            table = batch.table()
-            row["attempts"] += len(table["attempt"])
-            row["skipped"] += int(table["found_inf"].sum()) if "found_inf" in table else 0
-            row["scale"] = float(table.get("scale_after", table["scale"])[-1])
+            by_rank[batch.rank].add(batch.table())
         elif batch.kind == "events":
-            begun = [event.time for event in batch.events() if event.type == "run"]
-            row["started"] = min(filter(None, [row["started"], *begun]), default=None)
-    return row | {"verdict": diagnosis.verdict().as_dict()}
+            begun += [
+                event.time for event in batch.events() if event.type == "run" and 0 < event.time < _YEAR_9999
+            ]
+    first = by_rank[min(by_rank, default=0)]
+    counts = {"attempts": first.attempts, "skipped": first.skipped, "scale": first.scale}
+    return {
+        "run": run,
+        "started": min(begun, default=None),
+        **counts,
+        "verdict": diagnosis.verdict().as_dict(),
+    }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    from ampwatch.diagnosis.texts import power
+
     verdict = row["verdict"]
     return (
         row["run"],
@@ -61,6 +96,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         else f"{datetime.fromtimestamp(row['started'], timezone.utc):%Y-%m-%d %H:%M}",
         f"{row['attempts']:,}",
         f"{row['skipped']:,}",
-        "" if row["scale"] is None else f"{row['scale']:g}",
+        "" if row["scale"] is None else power(row["scale"]),
         ": ".join(filter(None, (verdict["word"], verdict["kind"]))),
     )

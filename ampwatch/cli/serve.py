@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,25 +13,60 @@ import typer
 from ampwatch.errors import RunNotFound
 
 from ._extra import needs
+from ._places import RECORDED, recorded_here
 
 
 def serve(
     directory: Annotated[
-        Path | None, typer.Argument(help="Folder of recorded runs to show as they grow; it is not changed.")
+        Path | None,
+        typer.Argument(
+            help="Folder of recorded runs to show as they grow; it is not changed.",
+            show_default=f"./{RECORDED}, where there is one",
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8765,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8765,
     database: Annotated[
         str | None, typer.Option(help="SQLAlchemy URL of the store; by default a SQLite file of the user's.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that browsers reach it by, as a proxy's; may be repeated."),
+    ] = None,
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path prefix under which a proxy shows it, as /ampwatch.")
+    ] = "",
 ) -> None:
     """Show runs in the browser and take the records of training jobs. Ctrl-C stops it."""
     if directory is not None and not directory.is_dir():
-        raise RunNotFound(f"{directory}: there is no such folder")
+        raise RunNotFound(
+            f"{directory}: there is no such folder" + (", it is a file" if directory.exists() else "")
+        )
     with needs("ampwatch serve", "server"):
         from ampwatch_server.serve import serve as run_server
-    run_server(directory=directory, host=host, port=port, database=database, ready=_tell)
+        from ampwatch_server.settings import default_database
+    logging.basicConfig(format="ampwatch: %(asctime)s %(levelname)s: %(message)s")
+    shown = directory or recorded_here()
+    run_server(
+        directory=shown,
+        host=host,
+        port=port,
+        database=database or default_database(directory),
+        ready=_teller(shown),
+        allowed_hosts=allowed_host or (),
+        root_path=root_path,
+    )
 
 
-def _tell(link: str) -> None:
-    typer.echo(f"ampwatch: serving at {link}  (the link works once; Ctrl-C stops)")
+def _teller(shown: Path | None) -> Callable[[str], None]:
+    """Prints one-time links: the first with what the server shows, the next when the one before has been opened."""
+    runs = "the runs that jobs send" if shown is None else f"the runs in {shown}, and those that jobs send"
+    first = f"serving {runs}; Ctrl-C stops\nampwatch: open"
+    words = itertools.chain([first], itertools.repeat("that link has been opened; the next one is"))
+
+    def tell(link: str) -> None:
+        typer.echo(f"ampwatch: {next(words)} {link}  (works once)")
+
+    return tell

@@ -36,8 +36,9 @@ def create(
 ) -> None:
     """Make a token and print it, this once. Training jobs need the scope write."""
     scopes = scope or ["write"]
-    with _book(database, directory) as book:
+    with _book(database, directory, make=True) as book:
         value = book.create(name, scopes)
+    typer.echo(f"ampwatch: a token for the server on {book.database}", err=True)
     typer.echo(as_json({"token": value, "name": name, "scopes": scopes}) if json_ else value)
 
 
@@ -49,6 +50,8 @@ def list_(database: Database = None, directory: Directory = None, json_: Json = 
     if json_:
         typer.echo(as_json({"tokens": rows}))
         return
+    if not rows:
+        typer.echo("No tokens.")
     for row in rows:
         made = datetime.fromtimestamp(row["created"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
         typer.echo(f"{row['id']:>4}  {','.join(row['scopes']):<16}  {made}  {row['name']}")
@@ -62,10 +65,13 @@ def revoke(
 ) -> None:
     """Revoke a token; running servers refuse it within seconds."""
     with _book(database, directory) as book:
-        book.revoke(token)
+        name = book.revoke(token)
+    typer.echo(f"Revoked token {token}, {name}.")
 
 
-def _book(database: str | None, directory: Path | None) -> AbstractContextManager[TokenBook]:
+def _book(
+    database: str | None, directory: Path | None, *, make: bool = False
+) -> AbstractContextManager[TokenBook]:
     with needs("ampwatch token", "server"):
         from ampwatch_server.token_book import open_book
-    return open_book(database, directory)
+    return open_book(database, directory, make=make)

@@ -77,7 +77,10 @@ class Guard:
         host = headers.get("host", "")
         name = _name(host)
         if not (name in self._hosts or _is_address(name)):
-            return 421, f"this server does not answer to the host {name!r}; add it to its allowed hosts"
+            return (
+                421,
+                f"this server does not answer to the host {name!r}; start it with --allowed-host {name}",
+            )
         origin = headers.get("origin")
         if method not in _SAFE and origin is not None and urlsplit(origin).netloc != host:
             return 403, "a write from another origin is refused"

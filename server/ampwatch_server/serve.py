@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -31,13 +31,17 @@ STOP_S: Final = 5.0  # requests under way at a stop get so long to end
 START_S: Final = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Running:
-    """A server that runs: its address, a link that signs a browser in once, and a token for programs."""
+    """A server that runs: its address, a token for programs, and a link that signs a browser in.
+
+    A link works once: when it has been opened, `link` is the next one, and `renewed` is set.
+    """
 
     url: str
-    link: str
     token: str
+    link: str
+    renewed: threading.Event = field(default_factory=threading.Event, repr=False)
 
 
 def serve(
@@ -56,11 +60,13 @@ def serve(
         directory: a spool directory to show as it grows; never changed.
         host, port: to listen on.
         database: URL or path of the store; by default a SQLite file of the user's.
-        ready: called with the one-time link once the server answers.
+        ready: called with the one-time link once the server answers, and with the next one when it has been opened.
         allowed_hosts: more names that requests may be addressed to, as that of a proxy.
         root_path: path prefix under which a proxy shows the server.
     Errors: AmpwatchError where the port is in use, or the database cannot be opened.
     """
+    if root_path and not root_path.startswith("/"):
+        raise SettingsError(f"root path: got {root_path!r}, it must begin with /, as /ampwatch")
     settings = Settings(
         database=database or default_database(directory),
         directory=directory,
@@ -129,6 +135,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
         self._up = threading.Event()
         self.running: Running | None = None
+        self._service.link_opened = self._tell
 
     def wait_until_up(self, thread: threading.Thread) -> Running:
         """The running server. AmpwatchError where it ends before it is up, or takes too long."""
@@ -154,8 +161,12 @@ class _Server(uvicorn.Server):
 
     def _tell(self) -> None:
         if self.started:
-            link = f"{self._url}/link/{self._service.auth.issue('link', 'printed at start', SCOPES, LINK_S)}"
-            self.running = Running(self._url, link, self._token)
+            link = f"{self._url}/link/{self._service.auth.issue('link', 'printed', SCOPES, LINK_S)}"
+            if self.running is None:
+                self.running = Running(self._url, self._token, link)
+            else:
+                self.running.link = link
+                self.running.renewed.set()
             self._ready(link)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

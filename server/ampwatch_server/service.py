@@ -40,6 +40,7 @@ class Service:
         self.metrics = Metrics()
         self.auth = Auth(self.database, settings)
         self.hub = Hub(self._changed_since)
+        self.link_opened: Callable[[], None] = lambda: None  # whoever prints links shows the next one
         self.compactor = Compactor(self.database, settings, self.tails, engine, self.hub.changed)
         self.inbox = Inbox(self.database, settings, self.compactor.announce)
         self._follower = (

@@ -18,14 +18,17 @@ from .settings import Settings, default_database
 
 
 class TokenBook:
-    """Issues, lists and revokes tokens in one database. A running server follows within seconds."""
+    """Issues, lists and revokes tokens in one database, whose URL it shows. A running server follows within seconds."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
+        self.database = settings.url.render_as_string(hide_password=True)
         self._database = database
         self._auth = Auth(database, settings)
 
     def create(self, name: str, scopes: Iterable[str]) -> str:
-        """A new token's value, which is shown this once. SettingsError for a scope that there is not."""
+        """A new token's value, which is shown this once. SettingsError for a scope that there is not, or no name."""
+        if not name.strip():
+            raise SettingsError("name: got none; say what the token is for, such as the name of a cluster")
         wanted = list(dict.fromkeys(scopes))
         for scope in wanted:
             if scope not in SCOPES:
@@ -40,19 +43,32 @@ class TokenBook:
             rows = connection.execute(query.where(column.kind == "token")).mappings().all()
         return [dict(row) | {"scopes": row["scopes"].split()} for row in rows]
 
-    def revoke(self, token: int) -> None:
-        """Delete a token by its id. AmpwatchError where there is none."""
+    def revoke(self, token: int) -> str:
+        """Delete a token by its id; answer its name. AmpwatchError where there is none."""
         mine = (t.tokens.c.id == token) & (t.tokens.c.kind == "token")
-        if self._database.write(lambda c: c.execute(t.tokens.delete().where(mine)).rowcount) == 0:
+        gone = t.tokens.delete().where(mine).returning(t.tokens.c.name)
+        name: str | None = self._database.write(lambda c: c.execute(gone).scalar())
+        if name is None:
             raise AmpwatchError(
                 f"token {token}: there is none with this id; `ampwatch token list` shows them"
             )
+        return name
 
 
 @contextmanager
-def open_book(database: str | None, directory: Path | None = None) -> Iterator[TokenBook]:
-    """The tokens of a server: that of a database's URL, else the one that `ampwatch serve [directory]` uses."""
+def open_book(
+    database: str | None, directory: Path | None = None, *, make: bool = False
+) -> Iterator[TokenBook]:
+    """The tokens of a server: that of a database's URL, else the one that `ampwatch serve [directory]` uses.
+
+    Arguments:
+        make: the database where there is none. A name that is misspelt is told from an empty one otherwise.
+    Errors: AmpwatchError.
+    """
     settings = Settings(database=database or default_database(directory))
+    path = Path(str(settings.url.database))
+    if not make and settings.url.get_backend_name() == "sqlite" and not path.exists():
+        raise AmpwatchError(f"{path}: no server has kept its tokens there; name its --database, or its --dir")
     opened = Database(settings.url)
     try:
         opened.migrate()

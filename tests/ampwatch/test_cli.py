@@ -1,10 +1,14 @@
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -41,6 +45,14 @@ def record(directory, run, *, attempts=12, loss=float("nan")):
     SpoolWriter(directory, run, PRODUCER, max_bytes=1 << 30).write(batches)
 
 
+def until(holds):
+    """Waits for what a server does by itself."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def invoke(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
 
@@ -72,10 +84,27 @@ def test_diagnose_prints_verdict_evidence_and_advice(tmp_path):
     record(tmp_path, "one")
     worst = ampwatch.diagnose(tmp_path)[0]
     said = " ".join(printed("diagnose", tmp_path).split())
-    assert said.startswith("one failing: ")
+    assert said.startswith(
+        f"one failing {worst.severity} {worst.kind}: {worst.headline} "
+    )  # the verdict's own words
     assert f"{worst.severity} {worst.kind}: " in said
     assert f"· {worst.evidence[0].text}" in said
     assert f"→ {worst.advice[0].text}" in said
+
+
+def test_what_is_not_read_in_a_terminal_is_not_wrapped(tmp_path):
+    record(tmp_path, "one")
+    worst = ampwatch.diagnose(tmp_path)[0]
+    lines = printed("diagnose", tmp_path).splitlines()
+    assert f"  {worst.severity} {worst.kind}: {worst.headline}" in lines
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("command", ["diagnose", "runs"])
+def test_runs_are_looked_for_where_jobs_record_them(command, tmp_path, monkeypatch):
+    record(tmp_path / "ampwatch_runs", "one")
+    monkeypatch.chdir(tmp_path)
+    assert "one" in printed(command)
 
 
 def test_runs_lists_what_a_folder_holds(tmp_path):
@@ -85,7 +114,29 @@ def test_runs_lists_what_a_folder_holds(tmp_path):
     assert row == {"run": "one", "started": 1_700_000_000.0, "attempts": 3, "skipped": 3, "scale": 2.0**13}
     (heading, line) = printed("runs", tmp_path).splitlines()
     assert heading.split() == ["run", "started", "(UTC)", "attempts", "skipped", "scale", "verdict"]
-    assert line.split() == ["one", "2023-11-14", "22:13", "3", "3", "8192", "healthy"]
+    assert line.split() == ["one", "2023-11-14", "22:13", "3", "3", "2^13", "healthy"]
+
+
+def test_attempts_are_those_of_one_rank_and_the_scale_the_one_left_last(tmp_path):
+    for rank, producer, begin in ((0, "f" * 32, 0), (0, "a" * 32, 10), (1, "b" * 32, 20)):
+        rows = {
+            "attempt": [0, 1],
+            "time": [begin, begin + 1],
+            "scale": [8.0, 8.0],
+            "scale_after": [8.0, 2.0**begin],
+        }
+        batch = pack_table("attempts", rows, producer=producer, seq=0, run="r", rank=rank)
+        SpoolWriter(tmp_path, "r", producer, max_bytes=1 << 30).write([batch])
+    (row,) = json.loads(printed("runs", tmp_path, "--json"))["runs"]
+    assert (row["attempts"], row["scale"]) == (4, 2.0**10)
+
+
+def test_a_clock_that_showed_no_date_is_left_out(tmp_path):
+    times = (float("nan"), float("inf"), 1e300, -5.0)
+    events = pack_events([Event("run", time) for time in times], producer=PRODUCER, seq=0, run="r", rank=0)
+    SpoolWriter(tmp_path, "r", PRODUCER, max_bytes=1 << 30).write([events])
+    (_, line) = printed("runs", tmp_path).splitlines()
+    assert line.split()[:3] == ["r", "0", "0"]
 
 
 @pytest.mark.parametrize("command", ["diagnose", "runs"])
@@ -109,6 +160,70 @@ def test_the_version():
 def test_serve_needs_a_folder_that_exists(tmp_path):
     with pytest.raises(RunNotFound, match="nowhere: there is no such folder"):
         invoke("serve", tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunNotFound, match="file: there is no such folder, it is a file"):
+        invoke("serve", tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("port", "told"), [(-1, "greater than or equal to 0"), (65536, "less than or equal to 65535")]
+)
+def test_a_port_that_there_is_not(port, told):
+    assert told in invoke("serve", "--port", port).stderr
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Starts `ampwatch serve` with these arguments in a folder of a user's own."""
+    homes = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA")}
+    command = [sys.executable, "-u", "-m", "ampwatch", "serve", "--port", "0"]
+    running = []
+
+    def start(*arguments):
+        pipes = {"cwd": tmp_path, "env": os.environ | homes, "stdout": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen([*command, *arguments], **pipes))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+def test_serve_shows_what_was_recorded_here_and_the_next_link_when_one_is_spent(tmp_path, served):
+    record(tmp_path / "ampwatch_runs", "one")
+    lines = served("--root-path", "/amp").stdout
+    assert (
+        next(lines) == "ampwatch: serving the runs in ampwatch_runs, and those that jobs send; Ctrl-C stops\n"
+    )
+    first = re.fullmatch(
+        r"ampwatch: open (http://127.0.0.1:\d+/amp/link/\S+)  \(works once\)\n", next(lines)
+    )[1]
+    with httpx.Client(follow_redirects=True) as browser:
+        runs = f"{browser.get(first).raise_for_status().url}v1/runs"
+        until(lambda: [run["run"] for run in browser.get(runs).json()["items"]] == ["one"])
+    following = re.fullmatch(
+        r"ampwatch: that link has been opened; the next one is (\S+)  \(works once\)\n", next(lines)
+    )
+    assert following[1] != first
+    assert httpx.get(following[1]).status_code == 303
+
+
+def test_serve_answers_to_the_names_that_it_is_told(served):
+    process = served("--allowed-host", "amp.example.org")
+    process.stdout.readline()
+    url = re.search(r"http://127.0.0.1:\d+", process.stdout.readline())[0]
+    answers = [
+        httpx.get(f"{url}/healthz", headers={"Host": f"{name}.example.org"}) for name in ("amp", "other")
+    ]
+    assert [answer.status_code for answer in answers] == [200, 421]
+    assert "start it with --allowed-host other.example.org" in answers[1].json()["detail"]
+
+
+def test_a_root_path_begins_with_a_slash(tmp_path):
+    with pytest.raises(AmpwatchError, match="root path: got 'amp', it must begin with /"):
+        invoke("serve", "--root-path", "amp", "--port", 0, "--database", tmp_path / "a.db")
 
 
 def test_a_port_in_use_says_what_to_do(tmp_path):
@@ -144,7 +259,9 @@ def test_tokens_are_made_listed_and_revoked(tmp_path):
     assert (made["name"], made["scopes"]) == ("team", ["read", "write"])
     listed = json.loads(printed("token", "list", "--json", *store))["tokens"]
     assert [(t["name"], t["scopes"]) for t in listed] == [("cluster", ["write"]), ("team", ["read", "write"])]
-    printed("token", "revoke", listed[0]["id"], *store)
+    assert (
+        printed("token", "revoke", listed[0]["id"], *store) == f"Revoked token {listed[0]['id']}, cluster.\n"
+    )
     (line,) = printed("token", "list", *store).splitlines()
     assert re.fullmatch(
         rf" +{listed[1]['id']}  read,write        \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC  team", line
@@ -153,10 +270,17 @@ def test_tokens_are_made_listed_and_revoked(tmp_path):
 
 def test_a_token_or_scope_that_there_is_not(tmp_path):
     store = ("--database", f"sqlite:///{tmp_path / 'a.db'}")
+    with pytest.raises(AmpwatchError, match=r"a\.db: no server has kept its tokens there"):
+        invoke("token", "list", *store)
+    assert not (tmp_path / "a.db").exists()
+    done = invoke("token", "create", "x", *store)
+    assert done.stderr == f"ampwatch: a token for the server on {store[1]}\n"
     with pytest.raises(AmpwatchError, match="token 9: there is none with this id"):
         invoke("token", "revoke", 9, *store)
     with pytest.raises(AmpwatchError, match="scope: got 'all', it must be one of read, write, admin"):
         invoke("token", "create", "x", "--scope", "all", *store)
+    with pytest.raises(AmpwatchError, match="name: got none"):
+        invoke("token", "create", " ", *store)
 
 
 def leaves(command, path=()):

@@ -108,6 +108,13 @@ def test_a_browser_gets_a_cookie_for_the_link(server: Running) -> None:
         assert browser.get(f"{server.url}/").status_code == 200
 
 
+def test_a_link_that_was_opened_is_followed_by_the_next(server: Running) -> None:
+    spent = server.link
+    assert httpx.get(spent).status_code == 303
+    assert server.renewed.wait(5)
+    assert [httpx.get(link).status_code for link in (spent, server.link)] == [401, 303]
+
+
 def test_an_unknown_browser_is_told_what_to_do(server: Running) -> None:
     for path in ("/", "/run/x", "/docs", "/link/used-up"):
         answer = httpx.get(f"{server.url}{path}")
@@ -115,7 +122,13 @@ def test_an_unknown_browser_is_told_what_to_do(server: Running) -> None:
         assert "Open the link that the server printed" in answer.text
 
 
-@pytest.mark.parametrize("header", ["Bearer nonsense", "Basic abc", "Bearer", ""])
+def test_an_unknown_token_is_told_from_none(server: Running) -> None:
+    answer = httpx.get(f"{server.url}/v1/runs", headers={"Authorization": "Bearer nonsense"})
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert "this server does not know the token" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("header", ["Basic abc", "Bearer", ""])
 def test_an_unknown_program_is_told_what_to_send(server: Running, header: str) -> None:
     answer = httpx.get(f"{server.url}/v1/runs", headers={"Authorization": header})
     assert answer.status_code == 401

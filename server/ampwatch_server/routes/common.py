@@ -20,6 +20,12 @@ from ampwatch_server.store.series import Range
 MAX_POINTS: Final = 20_000
 MAX_INTEGER: Final = 2**63 - 1  # of both databases
 
+_NOBODY: Final = (
+    "send `Authorization: Bearer <token>`; the token of the user who started the server lies in ~/.config/ampwatch/token. "
+    "A browser opens the link that the server printed last"
+)
+_UNKNOWN: Final = "this server does not know the token: it was revoked, or is another server's; `ampwatch token create` makes one"
+
 
 def service_of(request: Request) -> Service:
     """The service behind the app."""
@@ -31,11 +37,15 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 
 def grant_of(request: Request, service: Service) -> Grant | None:
     """Who asks: by bearer token, else by the cookie of a browser's session."""
-    kind, _, value = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return service.auth.find(value.strip(), "token")
+    if (token := _bearer(request)) is not None:
+        return service.auth.find(token, "token")
     cookie = request.cookies.get(COOKIE)
     return service.auth.find(cookie, "session") if cookie else None
+
+
+def _bearer(request: Request) -> str | None:
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" else None
 
 
 def require(scope: Scope) -> Callable[[Request, Service], Grant]:
@@ -44,12 +54,8 @@ def require(scope: Scope) -> Callable[[Request, Service], Grant]:
     def check(request: Request, service: ServiceOf) -> Grant:
         grant = grant_of(request, service)
         if grant is None:
-            raise Problem(
-                401,
-                "send `Authorization: Bearer <token>`; the token lies in the ampwatch folder of your configuration. "
-                "A browser opens the link that `ampwatch serve` printed",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            told = _UNKNOWN if _bearer(request) else _NOBODY
+            raise Problem(401, told, headers={"WWW-Authenticate": "Bearer"})
         if not grant.scopes & {scope, "admin"}:
             raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
         return grant

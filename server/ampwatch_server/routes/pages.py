@@ -89,6 +89,7 @@ def link(code: str, request: Request, service: ServiceOf) -> Response:
     session = service.auth.redeem(code)
     if session is None:
         return _sign_in("../", "This link has been used already, or is too old.")
+    service.link_opened()
     response = RedirectResponse("../", 303, {"Cache-Control": "no-store"})
     response.set_cookie(
         COOKIE,
