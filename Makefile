@@ -50,7 +50,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade 'pip>=25.1'
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
+$(VENV)/.demo: pyproject.toml hatch_build.py $(wildcard ampwatch/stats/native/*) | $(BIN)/python
 	@echo "Installing ampwatch and $(TORCH) (once; a few minutes where torch must be downloaded)" >&2
 	@$(PIP) install --editable '.[server]' $(TORCH)
 	@touch $@
