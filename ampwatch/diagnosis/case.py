@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from .described import Described
 from .facts import Stream
@@ -19,6 +19,7 @@ class Case:
     Arguments:
         samples: tensor statistics of sampled attempts of this stream, in order.
         step_of: the user's step at an attempt of the producer.
+        streams: all streams of the producer, by index.
     """
 
     rank: int
@@ -28,6 +29,14 @@ class Case:
     described: Described
     samples: Sequence[Sample]
     step_of: Callable[[int], int]
+    streams: Mapping[int, Stream] = field(default_factory=dict)
+
+    def beside(self) -> list[Stream]:
+        """The other streams of the same scaler."""
+        told = self.described.streams
+        scaler = told.get(self.index, {}).get("scaler")
+        same = (i for i in self.streams if i != self.index and told.get(i, {}).get("scaler") == scaler)
+        return [self.streams[i] for i in same]
 
     def finding(
         self,

@@ -70,6 +70,8 @@ class Described:
     searches: Kept = field(default_factory=Kept)
     operations: Kept = field(default_factory=Kept)
     checks: Kept = field(default_factory=Kept)
+    recreated: Kept = field(default_factory=Kept)
+    restored: Kept = field(default_factory=Kept)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -78,6 +80,10 @@ class Described:
             match event.type:
                 case "scaler":
                     self.scalers.put(event.data.get("scaler", 0), event.time, event.data)
+                    if event.data.get("replaces") is not None:
+                        self.recreated.add(event)
+                case "restored":
+                    self.restored.add(event)
                 case "stream":
                     self.streams.put(event.data.get("stream", 0), event.time, event.data)
                 case "optimizers":

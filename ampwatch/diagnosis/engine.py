@@ -11,7 +11,7 @@ in one go. In order, each costs what it brings; a late one lets the attempts of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from ampwatch.records import Batch
 
 from . import texts
+from .batches import bad_batch
 from .calibration import calibration, growth_probe, spike
 from .calls import call_order
 from .case import Case
@@ -36,6 +37,9 @@ from .progress import no_updates
 from .rows import Ledger
 from .samples import Sample, Samples
 from .scale_range import underflow
+from .scalers import scaler_not_restored, scaler_recreated
+from .schedule import schedule_ahead
+from .several import many_optimizers
 from .static import (
     backend_limit,
     closure,
@@ -48,6 +52,7 @@ from .static import (
 )
 
 Rule = Callable[[Case], Iterator[Finding]]
+RunRule = Callable[[Sequence[Sequence[Case]]], Iterator[Finding]]
 
 STREAM_RULES: Final[tuple[Rule, ...]] = (
     clip_scaled,
@@ -58,8 +63,11 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     fused_optimizer,
     poisoned,
     forward,
+    bad_batch,
     dead_zone,
     scale_floor,
+    many_optimizers,
+    schedule_ahead,
     no_updates,
     underflow,
     growth_probe,
@@ -76,7 +84,9 @@ PRODUCER_RULES: Final[tuple[Rule, ...]] = (  # asked once, about the first strea
     closure,
     call_order,
     useless_scaler,
+    scaler_recreated,
 )
+RUN_RULES: Final[tuple[RunRule, ...]] = (scaler_not_restored,)  # about all producers of the run
 
 _EXPLAINED: Final = frozenset({"calibration", "growth_probe"})
 
@@ -109,7 +119,14 @@ class Diagnosis:
 
     def findings(self) -> list[Finding]:
         """The findings so far, most severe and most specific first."""
-        return settle([finding for case, rules in self._cases() for rule in rules for finding in rule(case)])
+        producers = self._cases()
+        found = [
+            finding
+            for cases in producers
+            for case in cases
+            for finding in _by_rules(case, first=case is cases[0])
+        ]
+        return settle([*found, *(finding for rule in RUN_RULES for finding in rule(producers))])
 
     def verdict(self) -> Verdict:
         """One sentence over the run so far."""
@@ -134,10 +151,10 @@ class Diagnosis:
             return Verdict("no data", None, None, texts.NO_DATA)
         return Verdict("healthy", "info" if findings else None, None, _healthy(streams, findings))
 
-    def _cases(self) -> Iterator[tuple[Case, tuple[Rule, ...]]]:
-        for producer in sorted(self._producers.values(), key=lambda p: (p.rank, p.name)):
-            for i, case in enumerate(producer.cases()):
-                yield case, (*PRODUCER_RULES, *STREAM_RULES) if i == 0 else STREAM_RULES
+    def _cases(self) -> list[list[Case]]:
+        """The cases of each producer, in the order of ranks."""
+        ordered = sorted(self._producers.values(), key=lambda p: (p.rank, p.name))
+        return [list(producer.cases()) for producer in ordered]
 
 
 class _Producer:
@@ -189,6 +206,7 @@ class _Producer:
                 self._described,
                 _of_stream(sampled, index),
                 self._step_of,
+                streams,
             )
 
     def _step_of(self, attempt: int) -> int:
@@ -211,6 +229,12 @@ class _Seen:
             self._above.remove(self._below)
             self._below += 1
         return True
+
+
+def _by_rules(case: Case, *, first: bool) -> Iterator[Finding]:
+    rules = (*PRODUCER_RULES, *STREAM_RULES) if first else STREAM_RULES
+    for rule in rules:
+        yield from rule(case)
 
 
 def _of_stream(samples: Iterable[Sample], index: int) -> list[Sample]:

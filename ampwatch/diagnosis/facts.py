@@ -11,9 +11,11 @@ newest attempts, or fixed at the moment it happened.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +39,8 @@ PROBE_RUN: Final = 2  # × hysteresis, which is 1 for torch's policy
 PROBE_DEPTH: Final = 4  # the scale of a probe is at least a quarter of the highest clean one
 PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
+PERIODS: Final = 4  # equal gaps between single skips
+AFTER_GROWTH: Final = 3  # attempts by which a period is longer than the growth interval; a probe comes sooner
 DEFAULT_INTERVAL: Final = 2000
 
 
@@ -77,6 +81,12 @@ class Episode:
     first_nonfinite: Moment | None = None
     last_finite: Moment | None = None  # the last attempt before it, if it was skipped with a finite loss
     loss_last: float = 0.0
+    batch: float = math.nan  # of the first loss that was not finite, if it was logged
+    epoch: float = math.nan
+    position: int = -1  # its place in the epoch, in attempts; -1 where no epoch was logged
+    starved: int = 0  # bits of optimizers that were skipped in the last `beside` attempts …
+    stepping: int = 0  # … and of those that stepped in them
+    beside: int = 0
     at_one: int = 0
     first_at_one: Moment | None = None
     held: int = 0  # skips in a row, up to the last, that left the scale as it was
@@ -91,15 +101,25 @@ class Episode:
         self.last, self.scale_after, self.loss_last = moment, float(row["scale_after"]), float(row["loss"])
         self.attempts += 1
         self.skips += bool(row["skipped"])
+        self._note_optimizers(int(row["skips"]), int(row["stepped"]) & ~int(row["skips"]))
         if _is_nonfinite(row["loss"]):
             self.nonfinite += 1
             self.innocent += bool(row["penalised"])
-            self.first_nonfinite = self.first_nonfinite or moment
+            if self.first_nonfinite is None:
+                self.first_nonfinite = moment
+                self.batch, self.epoch = float(row["batch"]), float(row["epoch"])
         elif self.first_nonfinite is None and row["skipped"]:
             self.last_finite = moment
         if row["scale"] <= 1:
             self.at_one += 1
             self.first_at_one = self.first_at_one or moment
+
+    def _note_optimizers(self, starved: int, stepping: int) -> None:
+        """Count the attempts in which the same optimizers were skipped while the same others stepped."""
+        if not (self.starved & starved and self.stepping & stepping):
+            self.starved, self.stepping, self.beside = starved, stepping, 0
+        self.starved, self.stepping = self.starved & starved, self.stepping & stepping
+        self.beside += 1
 
     def _note_floor(self, moment: Moment, scale: float) -> None:
         """Count the skips at one scale, whoever keeps it there: the policy, or a loop that sets a minimum."""
@@ -121,6 +141,13 @@ class Episode:
         near = self.scale >= self.high / PROBE_DEPTH > 0
         ordinary = self.nonfinite == self.innocent and not self.trend
         return ordinary and self.attempts <= PROBE_RUN and near
+
+
+class Periodic(NamedTuple):
+    """Single skipped attempts with a finite loss, at equal distances: the first, and the distance."""
+
+    first: Moment
+    attempts: int
 
 
 @dataclass(slots=True)
@@ -165,6 +192,15 @@ class Stream:
     last: Moment = NEVER
     first_taken: Moment | None = None
     first_growth: Moment | None = None
+    first: Moment | None = None
+    first_scale: float = 0.0
+    first_loss: float = math.nan
+    time_first: float = math.nan  # s, Unix time
+    time_last: float = math.nan
+    epoch: float = math.nan  # under way, and the attempt it began at
+    epoch_start: int = -1
+    lone_skips: deque[Moment] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))
+    periodic: Periodic | None = None
     applied: Moment | None = None  # the first step that unscaling made inf or NaN
     applied_scale: float = 0.0
     zero_since: Moment | None = None  # every gradient zero although the loss is not
@@ -182,6 +218,9 @@ class Stream:
     def fold(self, rows: Rows) -> None:
         """Take in further attempts of this stream, in order."""
         rows = rows[~rows["idle"]]
+        if not len(rows):
+            return
+        self._begin_stream(rows)
         self.habits.fold(rows)
         if rows["applied"].any() and self.applied is None:
             first = rows[rows["applied"]][0]
@@ -197,6 +236,11 @@ class Stream:
     def all_episodes(self) -> list[Episode]:
         """The episodes that are not ordinary probes, the open one last."""
         return [*self.episodes, self.open] if self.open else self.episodes
+
+    def recent_loss(self) -> float:
+        """Median of the newest finite losses; NaN without any."""
+        losses = _finite(self.recent, 2)[-8:, 2]
+        return median(losses.tolist()) if len(losses) else math.nan
 
     def baseline(self) -> tuple[float, float]:
         """99th percentiles of loss and norm, the newest attempts left out so that a trend is not its own past."""
@@ -216,6 +260,20 @@ class Stream:
         later = bool(len(losses)) and losses[0, 0] > trend.seen.attempt
         return later and bool(np.all(losses[:, 2] < 2 * trend.loss_p99))
 
+    def _begin_stream(self, rows: Rows) -> None:
+        if self.first is None:
+            self.first, self.first_scale = moment_of(rows[0]), float(rows["scale"][0])
+            self.first_loss, self.time_first = float(rows["loss"][0]), float(rows["time"][0])
+        self.time_last = float(rows["time"][-1])
+
+    def _note_epoch(self, rows: Rows) -> None:
+        if np.isnan(rows["epoch"]).all():
+            return
+        for start, _ in _runs(rows["epoch"]):
+            epoch = float(rows["epoch"][start])
+            if not math.isnan(epoch) and epoch != self.epoch:
+                self.epoch, self.epoch_start = epoch, int(rows["attempt"][start])
+
     def _clean(self, rows: Rows) -> None:
         if self.open:
             self._close(moment_of(rows[0]))
@@ -224,6 +282,7 @@ class Stream:
             self.first_taken = self.first_taken or moment_of(rows[taken[0]])
         self.attempts += len(rows)
         self.taken += len(taken)
+        self._note_epoch(rows)
         self._note_scales(rows)
         self._note_zeros(rows)
         self._remember(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))
@@ -231,9 +290,12 @@ class Stream:
 
     def _trouble(self, row: Any) -> None:
         moment = moment_of(row)
+        self._note_epoch(np.array([row]))
         if self.open is None:
             self.open = self._begin(moment, float(row["scale"]), int(row["n_bad"]))
         self.open.add(row)
+        if self.open.first_nonfinite == moment and self.epoch_start >= 0:
+            self.open.position = moment.attempt - self.epoch_start
         self.attempts += 1
         self.skips += bool(row["skipped"])
         self.growths_since_skip = 0
@@ -266,6 +328,9 @@ class Stream:
         episode, self.open = self.open, None
         assert episode is not None
         episode.closed = moment
+        if episode.attempts == 1 and not episode.nonfinite:
+            self.lone_skips.append(episode.first)
+            self.periodic = self.periodic or self._period()
         ordinary = episode.probes and not episode.calibrates
         if ordinary and self.probes.room_for(episode, self.interval):
             self.probes.add(episode)
@@ -273,6 +338,14 @@ class Stream:
             self.episodes.append(episode)
             if len(self.episodes) > 2 * KEPT_EPISODES:
                 del self.episodes[KEPT_EPISODES]
+
+    def _period(self) -> Periodic | None:
+        """Single skips at equal distances that are longer than a growth interval and the probe behind it."""
+        gaps = {b.attempt - a.attempt for a, b in pairwise(self.lone_skips)}
+        if len(self.lone_skips) <= PERIODS or len(gaps) != 1:
+            return None
+        attempts = gaps.pop()
+        return Periodic(self.lone_skips[0], attempts) if attempts >= self.interval + AFTER_GROWTH else None
 
     def _note_scales(self, rows: Rows) -> None:
         grew = np.flatnonzero(rows["scale_after"] > rows["scale"])

@@ -1,8 +1,7 @@
-"""A loss that is not finite: a bad batch, a forward pass out of range, or not known yet."""
+"""A loss that is not finite in one attempt after another: a forward pass out of range, or not known yet."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from . import texts
@@ -15,35 +14,13 @@ from .moments import Moment
 
 
 def forward(case: Case) -> Iterator[Finding]:
-    """One finding for each episode in which the loss was not finite, as precise as observers allow."""
+    """One finding for each episode in which the loss was not finite more than once, as precise as observers allow."""
     for episode in case.stream.all_episodes():
-        if episode.first_nonfinite is None or episode.calibrates or episode.probes:
-            continue
-        if episode.nonfinite == 1:
-            yield _bad_batch(case, episode, episode.first_nonfinite)
+        if episode.first_nonfinite is None or episode.nonfinite < 2 or episode.calibrates or episode.probes:
             continue
         seen = seen_in(case, episode)
         precise = located(case, episode, episode.first_nonfinite, seen)
         yield precise or _nonfinite_forward(case, episode, episode.first_nonfinite, seen)
-
-
-def _bad_batch(case: Case, episode: Episode, first: Moment) -> Finding:
-    closed = episode.closed
-    after = texts.RECOVERY["went on"].format(closed=texts.at(closed)) if closed else texts.RECOVERY["open"]
-    loss = "not finite" if closed else _loss_word(episode.loss_last)
-    kind = "bad_batch" if episode.skips else "bad_batch.taken"
-    headline = texts.HEADLINES[kind].format(loss=loss, first=texts.at(first), recovery=after)
-    return case.finding(
-        "bad_batch",
-        "warning",
-        headline,
-        first=first,
-        last=first,
-        evidence=loss_before(episode),
-        advice=texts.ADVICE["bad_batch"],
-        confidence=0.6,
-        state="recovered" if closed else "open",
-    )
 
 
 def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding:
@@ -88,7 +65,3 @@ def _what_is_known(seen: Seen) -> tuple[str, list[Evidence], list[Advice]]:
             advice["nonfinite_forward.loss"],
         )
     return "", [], advice["nonfinite_forward"]
-
-
-def _loss_word(loss: float) -> str:
-    return "NaN" if math.isnan(loss) else "infinite"

@@ -21,6 +21,7 @@ PINNED: Final = 1e-5  # relative: what a clip in float32 leaves
 PINNED_RUN: Final = 5
 MOVES: Final = 1e-3  # relative spread of the loss
 ROUND_DIGITS: Final = 2
+SETTLING: Final = 100  # attempts
 EVEN: Final = 0.25  # root mean square over the largest
 LARGEST: Final = {3.4028234663852886e38, 65504.0}  # of float32 and float16: what nan_to_num makes of inf
 
@@ -122,6 +123,70 @@ class Seen:
 
 
 @dataclass(slots=True)
+class Schedule:
+    """How the learning rate goes on: attempts after which it changed, and those of them that were skipped."""
+
+    attempts: int = 0
+    taken: int = 0
+    changes: int = 0
+    early: int = 0  # changes after skips before the first step taken
+    settling: int = 0  # in the 100 attempts after it, where a few more skips belong to calibration
+    late: int = 0  # later
+    first: Moment | None = None
+    at_start: float = np.nan
+    at_first_step: float = np.nan
+    highest_before: float = -np.inf  # of the attempts before the first step
+    highest_after: float = -np.inf  # of the steps taken
+    first_taken: int = -1
+    last: tuple[int, float, bool] | None = None  # attempt, learning rate and skip of the attempt before
+
+    @property
+    def ahead(self) -> int:
+        """Steps of the schedule without one of the optimizer."""
+        return self.early + self.settling + self.late
+
+    def fold(self, rows: Rows) -> None:
+        """Take in attempts."""
+        rows = rows[np.isfinite(rows["lr"])]
+        if not len(rows):
+            return
+        if self.last is None:
+            self.at_start = float(rows["lr"][0])
+            self.last = (int(rows["attempt"][0]), self.at_start, False)
+        _, lr, skipped = self.last
+        changed = rows["lr"] != np.append(lr, rows["lr"][:-1])
+        after_skip = changed & np.append(skipped, rows["skipped"][:-1])
+        self.attempts += len(rows)
+        self.changes += int(changed.sum())
+        self._note_taken(rows)
+        for row in rows[after_skip]:
+            self._count(row)
+        self.last = (int(rows["attempt"][-1]), float(rows["lr"][-1]), bool(rows["skipped"][-1]))
+
+    def _note_taken(self, rows: Rows) -> None:
+        taken = rows[rows["taken"]]
+        if self.first_taken < 0:
+            before = rows[: int(np.argmax(rows["taken"])) if len(taken) else len(rows)]
+            self.highest_before = max(self.highest_before, float(before["lr"].max(initial=-np.inf)))
+        if not len(taken):
+            return
+        if self.first_taken < 0:
+            self.first_taken, self.at_first_step = int(taken["attempt"][0]), float(taken["lr"][0])
+        self.taken += len(taken)
+        self.highest_after = max(self.highest_after, float(taken["lr"].max()))
+
+    def _count(self, row: Any) -> None:
+        self.first = self.first or moment_of(row)
+        since = int(row["attempt"]) - self.first_taken
+        if self.first_taken < 0 or since <= 0:
+            self.early += 1
+        elif since <= SETTLING:
+            self.settling += 1
+        else:
+            self.late += 1
+
+
+@dataclass(slots=True)
 class Habits:
     """What the rows of one stream show of the loop around it."""
 
@@ -134,6 +199,7 @@ class Habits:
     saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of a dtype
     residue: Seen = field(default_factory=Seen)  # a gradient was left over as backward began
     overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
+    schedule: Schedule = field(default_factory=Schedule)
     skipped_last: bool = False
 
     def fold(self, rows: Rows) -> None:
@@ -147,6 +213,7 @@ class Habits:
         self.unhurt.fold(rows, kept & np.isinf(rows["loss"]))
         self.saturated.fold(rows, finite & np.isin(rows["max_abs"], list(LARGEST)))
         self.residue.fold(rows, rows["residue"])
+        self.schedule.fold(rows)
         lost = ~np.isfinite(rows["user_norm"]) & ~is_missing(rows["user_norm"])
         self.overflown_norms.fold(rows, lost & finite & ~broken & ~self._after_skip(rows))
         taken = rows[rows["taken"]]

@@ -33,19 +33,22 @@ PRECEDENCE: Final = (
     "forward_overflow",
     "dead_zone",
     "nonfinite_forward",
+    "many_optimizers",
     "scale_floor",
     "no_updates",
     "bad_batch",
+    "scaler_state_lost",
     "underflow",
     "useless_scaler",
+    "schedule_ahead",
     "spike",
     "growth_probe",
     "calibration",
 )
 """From the most specific kind to the least."""
 
-_SCALE_FELL: Final = frozenset({"underflow", "spike", "useless_scaler"})
-_STUCK: Final = _SCALE_FELL | {"no_updates", "calibration"}
+_SCALE_FELL: Final = frozenset({"underflow", "spike", "useless_scaler", "schedule_ahead"})
+_STUCK: Final = _SCALE_FELL | {"no_updates", "calibration", "many_optimizers"}
 _FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scale_floor"}
 _LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}
 _POISONED: Final = frozenset({"weights_poisoned", "buffers_poisoned"})
@@ -73,7 +76,9 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "forward_overflow": _FORWARD,
     "dead_zone": _STUCK | {"nonfinite_forward", "scale_floor", "bad_batch"},
     "nonfinite_forward": _STUCK | {"scale_floor", "bad_batch"},
+    "many_optimizers": _STUCK | {"scale_floor", "growth_probe"},
     "scale_floor": _STUCK,
+    "scaler_state_lost": frozenset({"calibration", "spike", "schedule_ahead"}),
     "no_updates": _SCALE_FELL,
     "bad_batch": _SCALE_FELL,
 }

@@ -9,6 +9,7 @@ from . import texts
 from .case import Case
 from .facts import Episode
 from .findings import Evidence, Finding, Severity
+from .several import steps_beside
 
 NONFINITE_ERROR, NONFINITE_FATAL = 5, 10  # attempts without a step, the loss not finite
 FATAL_AFTER: Final = 5  # attempts at a scale of 1 and below, the loss finite
@@ -18,7 +19,7 @@ def no_updates(case: Case) -> Iterator[Finding]:
     """An open run of skips that no falling scale will end."""
     episode = case.stream.open
     severity = _severity(episode) if episode else None
-    if episode is None or severity is None:
+    if episode is None or severity is None or steps_beside(episode):
         return
     headline = texts.HEADLINES["no_updates"].format(
         first=texts.at(episode.first),

@@ -28,6 +28,7 @@ ROW: Final = np.dtype(
         ("idle", "|b1"),  # an update() with nothing before it, as one that sets the scale by hand
         ("applied", "|b1"),  # a gradient became inf or NaN as it was unscaled, and was applied
         ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
+        ("time", "<f8"),
         ("scale", "<f8"),
         ("scale_after", "<f8"),
         ("loss", "<f8"),
@@ -46,7 +47,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 146 bytes."""
+"""What the diagnosis keeps of an attempt: 154 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -104,7 +105,7 @@ def _rows_of(table: Table) -> Rows:
     for name in ("stream", "numel", "n_zero"):
         rows[name] = table.get(name, 0)
     nothing = missing(len(rows))
-    for name in ("loss", "norm", "lr", "max_abs"):
+    for name in ("time", "loss", "norm", "lr", "max_abs"):
         rows[name] = table.get(name, nothing)
     for name, logged in LOGGED.items():
         rows[name] = next((table[column] for column in logged if column in table), nothing)

@@ -111,6 +111,12 @@ FORWARD: Final[dict[str, list[Advice]]] = {
             "scaler skips the step, but a forward pass is not undone."
         ),
     ],
+    "bad_batch.known": [
+        Advice(
+            "Look at that batch: missing values, empty targets, labels out of range, sequences shorter than their targets. "
+            "Leave it out, or mend it.",
+        ),
+    ],
     "bad_batch": [
         Advice(
             "If it comes again, log which batch it was; the same batch twice proves that the data is the cause.",

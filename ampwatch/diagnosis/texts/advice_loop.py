@@ -137,6 +137,51 @@ LOOP: Final[dict[str, list[Advice]]] = {
         ),
         Advice("Do not clip by such a norm: the clip coefficient is 0, and inf times 0 is NaN."),
     ],
+    "many_optimizers.starved": [
+        Advice(
+            "Find what makes the gradients of that optimizer inf or NaN: its loss, or an operation before it."
+        ),
+        Advice(
+            "Give it a scaler of its own, so that its overflows leave the others alone. One scaler, one update an iteration.",
+            "scalers = [ampwatch.GradScaler(device, model=model) for _ in optimizers]",
+        ),
+    ],
+    "many_optimizers.lazy": [
+        Advice(
+            "Give the loss that comes now and then a scaler of its own: its scale stays where it settled.",
+            "lazy_scaler = ampwatch.GradScaler(device, model=model)",
+        ),
+        Advice(
+            "Or a growth_interval longer than its period, so that the scale does not grow back in between."
+        ),
+    ],
+    "many_optimizers.period": [
+        Advice(
+            "Look at what the loop does every {period} attempts: a loss that is weighted up, a regulariser, a batch."
+        ),
+        Advice(
+            "Give that loss a smaller weight or a scaler of its own, or set a growth_interval longer than its period, so that "
+            "the scale does not grow back in between.",
+        ),
+    ],
+    "schedule_ahead": [
+        Advice(
+            "Step the schedule only where the step was taken: the scale falls where it was not.",
+            "before = scaler.get_scale()\nscaler.step(optimizer)\nscaler.update()\n"
+            "if scaler.get_scale() >= before:\n    schedule.step()",
+        ),
+        Advice("Do not test whether the scale changed: it changes when it grows, too."),
+        Advice(
+            "Start at a lower scale, so that the warm-up does not pass before the first step.",
+            "init_scale=2.0**12",
+        ),
+    ],
+    "scaler_state_lost": [
+        Advice(
+            "Make the scaler once, save its state with the checkpoint, and load it on resume.",
+            "checkpoint['scaler'] = scaler.state_dict()\n...\nscaler.load_state_dict(checkpoint['scaler'])",
+        ),
+    ],
     "fused_optimizer": [
         Advice("Go back to a checkpoint from before {first}: weights that are not finite do not recover."),
         Advice(

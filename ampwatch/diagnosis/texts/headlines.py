@@ -34,6 +34,18 @@ HEADLINES: Final = {
     "bad_batch.taken": (
         "The loss was {loss} at {first}, for one attempt only. Its gradients were finite, and the step was taken; {recovery}"
     ),
+    "bad_batch.batch": (
+        "Batch {batch} gives a loss that is not finite: {times} times, first at {first}. Steps are skipped, so the weights "
+        "are unharmed, and it comes again with that batch."
+    ),
+    "bad_batch.place": (
+        "The loss is not finite at the same place in every epoch, attempt {place} of it: {times} times, first at {first}. "
+        "The same data comes there again and again; it does not end by itself."
+    ),
+    "bad_batch.period": (
+        "The loss is not finite every {period} attempts: {count} times, first at {first}. Data that comes in that period is "
+        "the likely cause; it does not end by itself."
+    ),
     "nonfinite_forward": "The loss is not finite since {first}{where}. {recovery}",
     "forward_overflow": (
         "Values inside {module} exceed float16 (65504) in the forward pass since {first}. {recovery}"
@@ -105,6 +117,34 @@ HEADLINES: Final = {
     "dead_zone": (
         "The loss scale has fallen to {scale} since {first}; the point at which the first healthy batch destroys the "
         "weights {how_far}. {recovery}"
+    ),
+    "many_optimizers.starved": (
+        "{name} is skipped in every attempt since {first} while {other} goes on: its gradients overflow by themselves, and "
+        "the loss scale that both share falls until small gradients are lost. It does not recover by itself."
+    ),
+    "many_optimizers.lazy": (
+        "{name} is skipped each time it is due, {skips} times since {first}: other losses of the scaler raise the scale "
+        "again in between. It does not recover by itself."
+    ),
+    "many_optimizers.period": (
+        "Every {period} attempts one is skipped, since {first}: what is computed in that period overflows each "
+        "time, and the scale has grown back before the next. It does not recover by itself."
+    ),
+    "schedule_ahead": (
+        "The learning rate schedule is {ahead} ahead of the optimizer since {first}, because it goes on when a step is "
+        "skipped; it does not fall back by itself."
+    ),
+    "schedule_ahead.warm_up": (
+        "The warm-up of the learning rate was over before the first step was taken, since every attempt from {first} on was "
+        "skipped and the schedule went on; it does not come again by itself."
+    ),
+    "scaler_state_lost": (
+        "A new GradScaler took the place of one that had settled at {before} and began at {after}, at {first}: the scale "
+        "has to come down again, at a skipped step for each halving. It recovers by itself, until the next time."
+    ),
+    "scaler_state_lost.resumed": (
+        "The training was resumed without the state of its GradScaler: it ended at {before} and began at {after}, at "
+        "{first}. It recovers by itself after some skipped steps, until the next time."
     ),
     "divergence": (
         "Training diverges since {first}: loss {loss_ratio} × and gradient norm {norm_ratio} × what they were. {recovery}"

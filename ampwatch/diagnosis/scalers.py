@@ -1,0 +1,114 @@
+"""A scaler that began anew where it should have gone on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ampwatch.records import Event
+
+from . import texts
+from .case import Case
+from .facts import Stream
+from .findings import Evidence, Finding
+
+NEAR: Final = 4.0  # a loss within this factor of the last one goes on from it
+
+
+def scaler_recreated(case: Case) -> Iterator[Finding]:
+    """Scalers made anew for optimizers that another one served, and that began at their initial scale."""
+    lost = [(event, *pair) for event in case.described.recreated.events if (pair := _jump(case, event))]
+    if not lost:
+        return
+    _, before, after = lost[0]
+    assert after.first is not None
+    text = f"{texts.times(len(lost), 'time')}: the scale jumped from {texts.power(before.scale)} to {texts.power(after.first_scale)}."
+    yield case.finding(
+        "scaler_state_lost",
+        "warning",
+        texts.HEADLINES["scaler_state_lost"].format(
+            first=texts.at(after.first),
+            before=texts.power(before.scale),
+            after=texts.power(after.first_scale),
+        ),
+        first=after.first,
+        evidence=[Evidence(text=text, value=len(lost), attempt=after.first.attempt)],
+        advice=texts.ADVICE["scaler_state_lost"],
+    )
+
+
+def scaler_not_restored(runs: Sequence[Sequence[Case]]) -> Iterator[Finding]:
+    """A job that went on with the training of another one, whose scaler did not.
+
+    Arguments:
+        runs: the cases of each producer of the run.
+    """
+    ordered = sorted(
+        (cases for cases in runs if cases[0].stream.first), key=lambda cases: cases[0].stream.time_first
+    )
+    for i, cases in enumerate(ordered):
+        same_rank = [c for c in ordered[:i] if c[0].rank == cases[0].rank]
+        if same_rank and _goes_on(same_rank[-1][0].stream, cases[0].stream):
+            yield from _not_restored(same_rank[-1][0], cases[0])
+
+
+def _not_restored(before: Case, after: Case) -> Iterator[Finding]:
+    was, now = before.stream, after.stream
+    scaler = after.described.scaler_of(after.index)
+    first = now.first
+    restored = after.described.restored.between(-1, first.attempt if first else 0)
+    if (
+        first is None
+        or restored
+        or now.first_scale != scaler.get("init_scale")
+        or now.first_scale == was.scale
+    ):
+        return
+    text = f"The job before ended at loss scale {texts.power(was.scale)}; no load_state_dict() was seen."
+    yield after.finding(
+        "scaler_state_lost",
+        "warning",
+        texts.HEADLINES["scaler_state_lost.resumed"].format(
+            first=texts.at(first), before=texts.power(was.scale), after=texts.power(now.first_scale)
+        ),
+        first=first,
+        evidence=[Evidence(text=text, value=was.scale, attempt=first.attempt)],
+        advice=texts.ADVICE["scaler_state_lost"],
+        confidence=0.9,
+    )
+
+
+def _jump(case: Case, event: Event) -> tuple[Stream, Stream] | None:
+    """The streams before and after, if the new scaler began at its initial scale and the old one stood elsewhere."""
+    old, new = (_streams_of(case, event.data.get(key)) for key in ("replaces", "scaler"))
+    if not old or not new:
+        return None
+    after = min(new, key=lambda s: s.first or s.last)
+    assert after.first is not None
+    ended = [s for s in old if s.last < after.first]
+    if not ended:
+        return None
+    before = max(ended, key=lambda s: s.last)
+    is_fresh = after.first_scale == event.data.get("init_scale") != before.scale
+    return (before, after) if is_fresh else None
+
+
+def _streams_of(case: Case, scaler: int | None) -> list[Stream]:
+    told = case.described.streams
+    mine = [i for i in told if told[i].get("scaler") == scaler]
+    return [case.streams[i] for i in mine if i in case.streams and case.streams[i].first]
+
+
+def _goes_on(was: Stream, now: Stream) -> bool:
+    """Whether a producer goes on with another's training: by its step, else by its loss."""
+    if now.first is None or not now.time_first >= was.time_last:
+        return False
+    if now.first.step > 0:
+        return True
+    recent = was.recent_loss()
+    far, near = _ratio(was.first_loss, recent), _ratio(now.first_loss, recent)
+    return far > NEAR**2 and near < NEAR
+
+
+def _ratio(a: float, b: float) -> float:
+    return max(a / b, b / a) if a > 0 and b > 0 else float("nan")

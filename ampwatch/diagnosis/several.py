@@ -1,0 +1,87 @@
+"""Several optimizers under one scaler: one that is never stepped while others are, and losses that come now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from . import texts
+from .case import Case
+from .facts import PERIODS, Episode, Periodic
+from .findings import Evidence, Finding
+from .moments import Moment
+
+LAZY_RUN: Final = 5  # skips in a row of a stream whose scale other streams raise again
+BESIDE: Final = 5  # attempts in a row in which one is skipped and another steps
+
+
+def many_optimizers(case: Case) -> Iterator[Finding]:
+    """An optimizer that overflows on its own, a stream that is always skipped, or skips with a period."""
+    episode = case.stream.open
+    starved = _starved(case, episode) if episode else None
+    if episode and starved:
+        yield _finding(case, "many_optimizers.starved", episode.first, episode.skips, **starved)
+    elif episode and _is_lazy(case, episode):
+        yield _finding(
+            case, "many_optimizers.lazy", episode.first, episode.skips, name=_names(case, _bits(case))
+        )
+    elif case.stream.periodic:
+        yield _periodic(case, case.stream.periodic)
+
+
+def steps_beside(episode: Episode) -> bool:
+    """Whether an optimizer was stepped in the last attempts of an episode while another was skipped in every one."""
+    return episode.starved > 0 and episode.stepping > 0 and episode.beside >= BESIDE
+
+
+def _starved(case: Case, episode: Episode) -> dict[str, str] | None:
+    if not steps_beside(episode) or episode.nonfinite or episode.at_one == 0:
+        return None
+    return {"name": _names(case, episode.starved), "other": _names(case, episode.stepping)}
+
+
+def _is_lazy(case: Case, episode: Episode) -> bool:
+    """Always skipped, at a scale that does not come down, since other streams of the scaler raise it again."""
+    stuck = episode.skips >= LAZY_RUN and not episode.nonfinite and episode.scale_last >= episode.scale
+    return stuck and any(other.taken and other.last > episode.first for other in case.beside())
+
+
+def _periodic(case: Case, seen: Periodic) -> Finding:
+    stream, period = case.stream, seen.attempts
+    goes_on = stream.last.attempt - stream.lone_skips[-1].attempt <= period
+    text = f"{PERIODS + 1} single skips, each {period} attempts after the one before; the scale grows after {stream.interval}."
+    return case.finding(
+        "many_optimizers",
+        "warning",
+        texts.HEADLINES["many_optimizers.period"].format(period=period, first=texts.at(seen.first)),
+        first=seen.first,
+        evidence=[Evidence(text=text, value=period, unit="attempts", attempt=seen.first.attempt)],
+        advice=texts.fill(texts.ADVICE["many_optimizers.period"], period=period),
+        confidence=0.8,
+        state="open" if goes_on else "recovered",
+    )
+
+
+def _finding(case: Case, key: str, first: Moment, skips: int, **words: str) -> Finding:
+    text = f"{texts.skipped(skips)} in a row of it; loss scale {texts.power(case.stream.scale)}."
+    return case.finding(
+        "many_optimizers",
+        "error",
+        texts.HEADLINES[key].format(first=texts.at(first), skips=skips, **words),
+        first=first,
+        evidence=[Evidence(text=text, value=skips, unit="attempts", attempt=first.attempt)],
+        advice=texts.ADVICE[key],
+        confidence=0.9,
+    )
+
+
+def _bits(case: Case) -> int:
+    return sum(1 << i for i in case.described.streams.get(case.index, {}).get("optimizers", []))
+
+
+def _names(case: Case, bits: int) -> str:
+    indices = [i for i in range(bits.bit_length()) if bits >> i & 1]
+    return (
+        " and ".join(f"{case.described.optimizer_name(i)} (optimizer {i})" for i in indices)
+        or "the optimizer"
+    )

@@ -1,0 +1,50 @@
+import pytest
+from build import Run
+
+
+def broken_at(
+    *attempts: int, batches: dict[int, float] | None = None, epoch: int = 0, total: int = 200
+) -> Run:
+    run = Run()
+    for i in range(total):
+        run.broken(1) if i in attempts else run.clean(1)
+        run.scale = 2.0**10
+    for i, row in enumerate(run.rows):
+        if batches:
+            row["log.batch_id"] = batches.get(i, float(i % 37))
+        if epoch:
+            row["log.epoch"] = float(i // epoch)
+    return run
+
+
+def headline(run: Run) -> str:
+    (finding,) = run.findings()
+    assert (finding.kind, finding.severity) == ("bad_batch", "warning")
+    return finding.headline
+
+
+def test_one_batch_is_named_in_the_evidence():
+    (finding,) = broken_at(50, batches={50: 17.0}).findings()
+    assert (finding.evidence[0].text, finding.confidence) == ("Batches: 17 at step 50.", 0.6)
+
+
+def test_the_same_batch_twice_is_the_cause():
+    assert headline(broken_at(50, 133, batches={50: 17.0, 133: 17.0})).startswith("Batch 17 gives a loss")
+    assert "for one attempt only" in headline(broken_at(50, 133, batches={50: 17.0, 133: 18.0}))
+
+
+def test_the_same_place_in_two_epochs():
+    assert "attempt 10 of it" in headline(broken_at(50, 90, epoch=40))
+    assert "for one attempt only" in headline(broken_at(50, 91, epoch=40))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "said"),
+    [
+        ((20, 60, 100), "every 40 attempts"),
+        ((20, 60), "one attempt only"),
+        ((20, 60, 101), "one attempt only"),
+    ],
+)
+def test_three_at_equal_distances_have_a_period(attempts: tuple[int, ...], said: str):
+    assert said in headline(broken_at(*attempts))

@@ -1,0 +1,189 @@
+"""Faults that show over many attempts: batches that come again, scalers made anew, optimizers that starve, schedules."""
+
+import pytest
+import torch
+from loops import above_info, features, findings, half, mlp, recorded, regression, train, worse_than_info
+from test_scale import Distance
+from torch import nn
+from torch.nn import functional as F
+
+import ampwatch
+
+
+def epochs(directory, bad, log, steps=60, length=20):
+    """Passes over 20 batches, of which some hold a value that is missing."""
+    model = mlp()
+    with recorded(directory) as make:
+        scaler, optimizer = make(model=model, init_scale=2.0**10), torch.optim.SGD(model.parameters(), 1e-3)
+        for step in range(steps):
+            x = features(step % length)
+            if step % length in bad:
+                x[3, 2] = torch.nan
+            optimizer.zero_grad()
+            with half():
+                loss = F.mse_loss(model(x).float(), torch.zeros(32, 1))
+            if log:
+                ampwatch.log(**{name: value(step) for name, value in log.items()})
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ({"batch_id": lambda step: step % 20}, "Batch 13 gives a loss"),
+        ({"epoch": lambda step: step // 20}, "attempt 13 of it"),
+        ({}, "every 20 attempts"),
+    ],
+)
+def test_a_batch_that_comes_again_is_the_cause(tmp_path, log, said):
+    epochs(tmp_path, {13}, log)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("bad_batch", "warning", 13)
+    assert said in finding.headline
+
+
+def test_good_batches_are_silent(tmp_path):
+    epochs(tmp_path, set(), {"batch_id": lambda step: step % 20})
+    assert above_info(tmp_path) == []
+
+
+def by_epoch(directory, anew, restore=False):
+    """Three epochs of 15 steps on features that want a scale of 2^10 or so, with a scaler made once, or for each."""
+    model = mlp()
+    with recorded(directory) as make:
+        optimizer, scaler, state = torch.optim.SGD(model.parameters(), 1e-9), None, None
+        for epoch in range(3):
+            if scaler is None or anew:
+                scaler = make(model=model)
+                if restore and state:
+                    scaler.load_state_dict(state)
+            train(
+                model,
+                scaler,
+                lambda step, epoch=epoch: regression(model, 15 * epoch + step) * 100.0,
+                steps=15,
+                optimizer=optimizer,
+            )
+            state = scaler.state_dict()
+
+
+def test_a_scaler_made_anew_in_every_epoch(tmp_path):
+    by_epoch(tmp_path, anew=True)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("scaler_state_lost", "warning", 15)
+    assert finding.evidence[0].value == 2
+
+
+@pytest.mark.parametrize(("anew", "restore"), [(False, False), (True, True)])
+def test_one_scaler_or_one_whose_state_is_loaded_is_silent(tmp_path, anew, restore):
+    by_epoch(tmp_path, anew, restore)
+    assert above_info(tmp_path) == []
+
+
+def resumed(directory, restore):
+    """A job and the one that goes on with it, in the same run."""
+    model, state, optimizer = mlp(), None, None
+    for job in range(2):
+        with recorded(directory) as make:
+            scaler = make(model=model)
+            optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+            if state and restore:
+                scaler.load_state_dict(state)
+            for step in range(15):
+                ampwatch.log(step=15 * job + step)
+                loss_at = lambda _, s=15 * job + step: regression(model, s) * 100.0  # noqa: E731
+                train(model, scaler, loss_at, steps=1, optimizer=optimizer)
+            state = scaler.state_dict()
+
+
+@pytest.mark.parametrize(("restore", "kinds"), [(False, ["scaler_state_lost"]), (True, [])])
+def test_a_resume_with_and_without_the_state_of_the_scaler(tmp_path, restore, kinds):
+    resumed(tmp_path, restore)
+    assert [kind for kind, _ in above_info(tmp_path)] == kinds
+
+
+def two_losses(directory, eps, steps=40):
+    """A regression, and distances whose gradient is NaN without an eps, each with an optimizer, under one scaler."""
+    first, second = mlp(), Distance(eps)
+    with recorded(directory) as make:
+        scaler = make(model=nn.ModuleList([first, second]))
+        optimizers = [torch.optim.SGD(net.parameters(), 1e-3) for net in (first, second)]
+        for step in range(steps):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            with half():
+                loss = regression(first, step) + second(features(step)).mean()
+            scaler.scale(loss).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+
+
+def test_one_optimizer_starves_another(tmp_path):
+    two_losses(tmp_path, eps=0.0)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("many_optimizers", "error", 0)
+    assert finding.headline.startswith("SGD (optimizer 1) is skipped in every attempt")
+
+
+def test_two_optimizers_that_both_step_are_silent(tmp_path):
+    two_losses(tmp_path, eps=1e-6)
+    assert above_info(tmp_path) == []
+
+
+def now_and_then(directory, weight, interval, own=False, steps=120):
+    """Every 12th step is the turn of a loss of its own, with an optimizer of its own or not."""
+    model, head = mlp(out=8), nn.Linear(8, 1)
+    with recorded(directory) as make:
+        scaler = make(model=model, init_scale=2.0**12, growth_interval=interval)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+        lazy = torch.optim.SGD(head.parameters(), 1e-9) if own else optimizer
+        for step in range(steps):
+            turn = lazy if step % 12 == 11 else optimizer
+            turn.zero_grad()
+            optimizer.zero_grad()
+            with half():
+                out = model(features(0)).float()
+                loss = out.square().mean() if turn is not lazy or step % 12 != 11 else 0.0
+                if step % 12 == 11:
+                    loss = head(out if not own else out.detach()).float().square().mean() * weight
+            scaler.scale(loss).backward()
+            scaler.step(turn)
+            scaler.update()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loss_that_comes_now_and_then_and_is_always_skipped(tmp_path, own):
+    now_and_then(tmp_path, weight=1e4, interval=4, own=own)
+    assert [kind for kind, _ in above_info(tmp_path)] == ["many_optimizers"]
+
+
+def test_a_loss_that_comes_now_and_then_with_an_ordinary_weight_is_silent(tmp_path):
+    now_and_then(tmp_path, weight=1.0, interval=1000)
+    assert above_info(tmp_path) == []
+
+
+def warmed_up(directory, careful, steps=60):
+    model = mlp()
+    with recorded(directory) as make:
+        scaler, optimizer = make(model=model, init_scale=2.0**32), torch.optim.SGD(model.parameters(), 1e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 8) * 0.999**i)
+        optimizer.step()  # the scheduler wants one before its own
+        for step in range(steps):
+            before = scaler.get_scale()
+            train(model, scaler, lambda _, step=step: regression(model, step), steps=1, optimizer=optimizer)
+            if not careful or scaler.get_scale() >= before:
+                schedule.step()
+
+
+def test_a_warm_up_that_passes_while_every_step_is_skipped(tmp_path):
+    warmed_up(tmp_path, careful=False)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity) == ("schedule_ahead", "warning")
+
+
+def test_a_schedule_that_waits_for_the_optimizer_is_silent(tmp_path):
+    warmed_up(tmp_path, careful=True)
+    assert [f.kind for f in findings(tmp_path)] == ["calibration"]
