@@ -13,6 +13,8 @@ from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout, color_b
 Json = Mapping[str, Any]
 
 _ROW_PX: Final = 18
+_FEW_DECADES: Final = 2
+_MOST_TICKS: Final = 5  # of a colour bar, which is narrow on a phone
 _FRAME_PX: Final = 96  # margins above and below the rows
 _SMALLEST_SHARE: Final = (
     0.05  # the ramp of a share spans at least this, so that dust does not look like a fire
@@ -153,7 +155,9 @@ def _coloring(stat: Stat, rows: Sequence[Sequence[float | None]], palette: Palet
 
 def _decades(low: float, high: float, offset: int = 0) -> dict[str, Any]:
     """Ticks at powers of ten of a colour axis that is log10(value + offset)."""
-    powers = range(math.floor(low), math.ceil(high) + 1)
+    crowded = offset > 0 and high > _FEW_DECADES  # 1 would stand on top of 0
+    powers = range(1 if crowded else math.floor(low), math.ceil(high) + 1)
+    powers = powers[:: -(-len(powers) // _MOST_TICKS)]
     at = [math.log10(10.0**k + offset) for k in powers]
     texts = [f"10<sup>{k}</sup>".replace("-", "−") for k in powers]
     return (
@@ -163,6 +167,7 @@ def _decades(low: float, high: float, offset: int = 0) -> dict[str, Any]:
 
 def _layout(tensors: Sequence[Json], palette: Palette) -> dict[str, Any]:
     return base_layout(palette) | {
+        "meta": {"short_names": [escape(shorten(tensor["name"], 18, head=8)) for tensor in tensors]},
         "height": _FRAME_PX + _ROW_PX * max(3, len(tensors)),
         "margin": {"l": 24, "r": 16, "t": 8, "b": 48},
         "hovermode": "closest",

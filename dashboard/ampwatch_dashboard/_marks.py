@@ -29,7 +29,10 @@ _TOP: Final = 0.93  # height in the loss panel of the marks for losses that have
 
 
 def event_traces(events: Iterable[Json], palette: Palette) -> list[dict[str, Any]]:
-    """One trace for each kind of event; a skip stands at the scale that failed, a change at the scale it made."""
+    """One trace for each kind of event; a skip stands at the scale that failed, a change at the scale it made.
+
+    Where an event has `count` and `last_attempt` it stands for so many of its kind, itself the first; the text says so.
+    """
     by_type: dict[str, list[Json]] = {}
     for event in events:
         if event["type"] in SYMBOLS:
@@ -39,6 +42,8 @@ def event_traces(events: Iterable[Json], palette: Palette) -> list[dict[str, Any
 
 def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[str, Any]:
     height = "scale" if kind == "skip" else "scale_after"
+    total = sum(_count(event) for event in events)
+    grouped = f" ({total:,}, close ones together)" if total > len(events) else ""
     color = palette.marks[kind]
     marker = {
         "symbol": SYMBOLS[kind],
@@ -51,7 +56,7 @@ def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[st
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": NAMES[kind],
+        "name": NAMES[kind] + grouped,
         "x": [event["attempt"] for event in events],
         "y": [scale_height(event["data"].get(height)) for event in events],
         "xaxis": "x",
@@ -67,10 +72,15 @@ def _size(marks: int) -> float:
     return 9 if marks <= _FEW else 6
 
 
+def _count(event: Json) -> int:
+    return int(event.get("count", 1))
+
+
 def _event_text(event: Json) -> str:
     data = event["data"]
     lines = [
         f"<b>{NAMES[event['type']]}</b>, {moment_text(event['step'], event['attempt'])}",
+        *_together(event),
         f"scale {scale_text(data.get('scale'))} → {scale_text(data.get('scale_after'))}",
     ]
     if event["type"] == "skip":
@@ -79,6 +89,12 @@ def _event_text(event: Json) -> str:
     if event.get("repeat", 1) > 1:
         lines.append(f"the same {event['repeat']:,} times in a row")
     return "<br>".join(lines)
+
+
+def _together(event: Json) -> list[str]:
+    if _count(event) == 1:
+        return []
+    return [f"the first of {_count(event):,} up to attempt {event['last_attempt']:,}; zoom in to see each"]
 
 
 def _elements_text(data: Json) -> str:

@@ -15,11 +15,10 @@ def escape(text: object) -> str:
     return html.escape(str(text), quote=False)
 
 
-def shorten(name: str, limit: int = 34) -> str:
-    """A name cut in the middle, since the ends of a parameter's name tell most. Escape afterwards."""
+def shorten(name: str, limit: int = 34, head: int = 11) -> str:
+    """A name cut behind its `head`, since the ends of a parameter's name tell most. Escape afterwards."""
     if len(name) <= limit:
         return name
-    head = limit // 3
     return f"{name[:head]}…{name[head + 1 - limit :]}"
 
 

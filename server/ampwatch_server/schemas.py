@@ -126,14 +126,14 @@ class Run(Model):
     step: int | None
     scale: Real
     loss: Real
-    world_size: Any
+    world_size: int | None
     producers: list[Producer]
     verdict: Verdict
     sparkline: Sparkline
-    config: Any
-    versions: Any
-    scalers: list[Any]
-    optimizers: list[Any]
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    scalers: list[dict[str, Any]]
+    optimizers: list[dict[str, Any]]
 
 
 class RunPage(Model):

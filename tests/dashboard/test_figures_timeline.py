@@ -122,6 +122,14 @@ def test_a_skip_tells_its_step_scales_loss_and_elements() -> None:
     ]
 
 
+def test_a_mark_for_several_events_says_how_many() -> None:
+    group = SKIP | {"count": 1200, "last_attempt": 1500}
+    (trace,) = traces(
+        figures.timeline(series(stream()), [group], [], "light"), "skipped step (1,200, close ones together)"
+    )
+    assert trace["text"][0].split("<br>")[1] == "the first of 1,200 up to attempt 1,500; zoom in to see each"
+
+
 def test_events_that_are_no_change_of_scale_are_not_drawn() -> None:
     figure = figures.timeline(series(stream()), [event("heartbeat", -1)], [], "light")
     assert [trace["name"] for trace in figure["data"]] == ["loss scale"]

@@ -199,6 +199,28 @@ def test_events_page_by_page(service: Service) -> None:
     assert seen == [1, 2, 3, 4]
 
 
+def test_marks_are_events_while_there_are_few_and_groups_of_them_that_leave_none_out(
+    service: Service,
+) -> None:
+    kinds = {"skip": range(90), "growth": range(0, 90, 30)}
+    given = [Event(kind, float(i), attempt=i) for kind, at in kinds.items() for i in at]
+    sent.store(service, sent.events(*given))
+    chosen = {"types": ["skip", "growth"], "first": 0, "last": None, "rank": None}
+    with service.database.read() as connection:
+        each = events.list_marks(connection, "r", most=93, **chosen)
+        groups = events.list_marks(connection, "r", most=20, **chosen)
+    assert [(m["type"], m["attempt"], m["count"]) for m in each[:3]] == [
+        ("skip", 0, 1),
+        ("growth", 0, 1),
+        ("skip", 1, 1),
+    ]
+    assert len(each) == 93
+    assert [(m["attempt"], m["last_attempt"], m["count"]) for m in groups if m["type"] == "skip"] == [
+        (first, first + 8, 9) for first in range(0, 90, 9)
+    ]
+    assert [(m["attempt"], m["count"]) for m in groups if m["type"] == "growth"] == [(0, 1), (30, 1), (60, 1)]
+
+
 def test_an_event_keeps_what_json_cannot_write(service: Service) -> None:
     data = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": MISSING, "\x00": "\x00", "e": b"\x01"}
     sent.store(service, sent.events(Event("skip", math.nan, attempt=2**62, data=data)))

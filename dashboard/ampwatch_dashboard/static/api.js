@@ -29,13 +29,13 @@ export async function get(path, query) {
   const body = await response.json().catch(() => null);
   if (response.ok && body !== null) return body;
   if (response.status === 401) {
-    throw new Problem(401, "You are not signed in", "Open the link that `ampwatch serve` printed: it signs this browser in.");
+    throw new Problem(401, "You are not signed in", "Open the link that the server printed last: it signs this browser in.");
   }
   throw new Problem(response.status, body?.title ?? `The server answered ${response.status}`, body?.detail ?? "");
 }
 
-/** All items of a paged list, at most `most` of them. */
-export async function getAll(path, query, most = 2000) {
+/** All items of a paged list; with `most` no page more once there are so many. */
+export async function getAll(path, query, most = Infinity) {
   const items = [];
   let cursor = null;
   do {

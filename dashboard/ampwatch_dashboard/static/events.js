@@ -1,14 +1,14 @@
 // The table of events: the timeline's marks as text, and what no plot shows.
 
-import { get, runPath } from "./api.js";
+import { get, getAll, runPath } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render } from "./dom.js";
-import { count, dateTime, plural, real } from "./format.js";
+import { count, dateTime, plural, real, text } from "./format.js";
 import { scale } from "./math.js";
 import { notice, problemNotice } from "./shell.js";
 
 const PAGE = 100;
-const TYPES = ["skip", "growth", "backoff", "set", "restored", "call_fault", "finite_check", "forward_search", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "fault", "dropped", "heartbeat", "finish"];
+const TYPES = ["skip", "growth", "backoff", "set", "restored", "call_fault", "finite_check", "forward_search", "operations", "check", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "fault", "dropped", "heartbeat", "finish"];
 const COLUMNS = ["Step", "Attempt", "Event", "Scale", "Details"];
 
 let items = [];
@@ -18,7 +18,7 @@ export function setUpEvents(run, go) {
   const select = byId("event-type");
   select.append(h("option", { value: "" }, "All events"), ...TYPES.map((type) => h("option", { value: type }, words(type))));
   select.addEventListener("change", () => loadEvents(run, go));
-  byId("events-csv").addEventListener("click", () => save(run));
+  byId("events-csv").addEventListener("click", () => save(run).catch((problem) => showProblem(problem, () => save(run))));
 }
 
 /** Load the first page anew, or the next one behind what is shown. */
@@ -30,9 +30,11 @@ export async function loadEvents(run, go, cursor = null) {
     next = page.next;
     render(byId("events"), [items, next], () => (items.length ? [table(go), more(run, go)] : notice("No events", "")));
   } catch (problem) {
-    render(byId("events"), problem.message, () => problemNotice(problem, () => loadEvents(run, go)));
+    showProblem(problem, () => loadEvents(run, go));
   }
 }
+
+const showProblem = (problem, retry) => render(byId("events"), problem.message, () => problemNotice(problem, retry));
 
 const words = (type) => type.replaceAll("_", " ");
 
@@ -63,15 +65,18 @@ function scaleText(data) {
 
 const DETAILS = {
   skip: (d) => `loss ${real(d.loss)}, ${plural(d.n_inf, "inf", "inf")} and ${plural(d.n_nan, "NaN", "NaN")} elements in ${plural(d.count, "tensor")}`,
-  scaler: (d) => `${d.class}, first scale ${real(d.init_scale, 12)}, growth × ${real(d.growth_factor)} every ${plural(d.growth_interval, "attempt")}, backoff × ${real(d.backoff_factor)}`,
+  scaler: (d) => ["first scale ", scale(d.init_scale), `, ${text(d.class)}, growth × ${real(d.growth_factor)} every ${plural(d.growth_interval, "attempt")}, backoff × ${real(d.backoff_factor)}`],
   stream: (d) => `scaler ${d.scaler} with optimizers ${d.optimizers.join(", ")}`,
   optimizers: (d) => d.optimizers.map((o) => `${o.class}${o.fused ? ", fused" : ""}, ${plural(o.tensors, "tensor")}`).join("; "),
   autocast: (d) => `${d.dtype} on ${d.device}`,
   loss_dtype: (d) => d.dtype,
   calls: (d) => d.order.join(" → "),
   call_fault: (d) => `${words(d.fault)}: ${d.order.join(" → ")}`,
-  finite_check: (d) => `${nonfinite(d.parameters, "parameter")}, ${nonfinite(d.buffers, "buffer")}`,
+  finite_check: (d) => (d.parameters.count + d.buffers.count === 0 ? "all finite" : `${nonfinite(d.parameters, "parameter")}, ${nonfinite(d.buffers, "buffer")}`),
   forward_search: (d) => (d.origin ? `began in ${d.origin.module} (${d.origin.module_type})` : "no module found"),
+  operations: (d) => [softmax(d.softmax), d.loss.float16.length > 0 && `float16 on the way to the loss: ${d.loss.float16.join(", ")}`].filter(Boolean).join("; ") || "nothing of note",
+  check: (d) => `${d.class}, ${plural(d.trainable, "trainable parameter")}, ${count(d.with_grad)} with a gradient`,
+  heartbeat: () => "",
   tensors: (d) => plural(d.tensors.length, "tensor"),
   backward_order: (d) => plural(d.tensors.length, "tensor"),
   origin: (d) => plural(Object.keys(d.origins).length, "tensor"),
@@ -82,6 +87,8 @@ const DETAILS = {
   set: () => "",
   restored: () => "",
 };
+
+const softmax = (found) => found && `softmax in ${found.module}: ${count(found.masked)} of ${plural(found.rows, "row")} fully masked, ${count(found.overflowed)} overflowed`;
 
 const nonfinite = (check, noun) => `${count(check.count)} of ${plural(check.checked, noun)} not finite`;
 
@@ -96,8 +103,10 @@ function details(event) {
 const more = (run, go) =>
   next !== null && h("button", { class: "button more", type: "button", onclick: () => loadEvents(run, go, next) }, "Show more");
 
-function save(run) {
+/** Every event of the chosen kind, not only those that the table shows by now. */
+async function save(run) {
+  const all = await getAll(runPath(run, "/events"), { type: byId("event-type").value, limit: 1000 });
   const header = ["time_s", "rank", "producer", "type", "attempt", "step", "stream", "repeat", "data"];
-  const rows = items.map((e) => [e.time, e.rank, e.producer, e.type, e.attempt, e.step, e.stream, e.repeat, JSON.stringify(e.data)]);
+  const rows = all.map((e) => [e.time, e.rank, e.producer, e.type, e.attempt, e.step, e.stream, e.repeat, JSON.stringify(e.data)]);
   download(`ampwatch-${run}-events.csv`, header, rows);
 }

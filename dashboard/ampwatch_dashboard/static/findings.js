@@ -15,8 +15,8 @@ export function showFindings(findings, verdict, chosen, go) {
   const list = byId("findings-list");
   const open = new Map([...list.querySelectorAll("details[data-key]")].map((element) => [element.dataset.key, element.open]));
   byId("findings-count").textContent = findings.length ? count(findings.length) : "";
-  render(list, [findings, verdict.word], () =>
-    findings.length ? findings.map((finding) => card(finding, open.get(finding.key) ?? finding.severity !== "info", go)) : none(verdict),
+  render(list, [findings, verdict], () =>
+    findings.length ? findings.map((finding) => card(finding, verdict, open.get(finding.key) ?? finding.severity !== "info", go)) : none(verdict),
   );
   for (const element of list.querySelectorAll("[data-key]")) {
     element.toggleAttribute("data-chosen", element.dataset.key === chosen);
@@ -28,7 +28,9 @@ const none = (verdict) =>
     ? notice("Nothing to judge yet", "Findings appear after the first attempts.")
     : notice("Nothing was found", "A healthy run is silent.");
 
-function card(finding, open, go) {
+/** The finding that is the verdict does not say its sentence again below it: its place stands there instead. */
+function card(finding, verdict, open, go) {
+  const said = finding.headline === verdict.sentence;
   return h(
     "details",
     { class: "finding", "data-severity": finding.severity, "data-key": finding.key, open },
@@ -36,9 +38,9 @@ function card(finding, open, go) {
       "summary",
       {},
       h("span", { class: "finding-kind" }, icon(finding.severity), SEVERITY[finding.severity], " · ", words(finding.kind)),
-      h("h3", {}, prose(finding.headline)),
+      said ? place(finding) && h("h3", {}, h("code", {}, place(finding))) : h("h3", {}, prose(finding.headline)),
     ),
-    h("p", { class: "muted small" }, about(finding)),
+    h("p", { class: "muted small" }, about(finding, said)),
     momentLink({ finding: finding.key, at: null }, span(finding), "Show on the timeline: ", go),
     finding.evidence.length > 0 && [h("h4", {}, "Evidence"), h("ul", { class: "evidence" }, finding.evidence.map((e) => evidence(e, finding, go)))],
     finding.advice.length > 0 && [h("h4", {}, "What to do"), h("ol", { class: "advice" }, finding.advice.map(advice))],
@@ -47,8 +49,10 @@ function card(finding, open, go) {
 
 const words = (kind) => kind.replaceAll("_", " ");
 
-function about(finding) {
-  const where = finding.module || finding.tensor;
+const place = (finding) => finding.module || finding.tensor;
+
+function about(finding, said) {
+  const where = !said && place(finding);
   const parts = [
     STATE[finding.state],
     `${Math.round(100 * finding.confidence)} % sure`,
@@ -61,7 +65,12 @@ function about(finding) {
 
 function span(finding) {
   const first = moment(finding.first_step, finding.first_attempt);
-  return finding.last_attempt > finding.first_attempt ? `${first} to ${moment(finding.last_step, finding.last_attempt)}` : first;
+  if (finding.state === "open") return `since ${first}`;
+  if (finding.last_attempt <= finding.first_attempt) return first;
+  if (finding.last_step === finding.first_step && finding.first_step >= 0) {
+    return `step ${count(finding.first_step)}, attempts ${count(finding.first_attempt)} to ${count(finding.last_attempt)}`;
+  }
+  return `${first} to ${moment(finding.last_step, finding.last_attempt)}`;
 }
 
 function evidence(item, finding, go) {

@@ -4,14 +4,14 @@ const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const NAMED = { NaN: "NaN", Infinity: "∞", "-Infinity": "−∞" };
 export const MISSING = "–";
 
-export const count = (value) => (value == null ? MISSING : integer.format(value));
+/** A whole number; what a training job sent in its place is missing. */
+export const count = (value) => (typeof value === "number" ? integer.format(value) : MISSING);
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
 /** A real of the API: NaN and infinities arrive as strings, missing as null. */
 export function real(value, digits = 4) {
-  if (value == null) return MISSING;
-  if (typeof value === "string") return NAMED[value] ?? value;
+  if (typeof value !== "number") return NAMED[value] ?? MISSING;
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e").replace("-", "−");
   return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value);
@@ -35,6 +35,9 @@ export function ago(seconds, now = Date.now() / 1000) {
 
 export const dateTime = (seconds) =>
   seconds == null ? MISSING : new Date(seconds * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+
+/** What a training job sent where a word is expected. */
+export const text = (value) => (typeof value === "object" && value !== null ? JSON.stringify(value) : String(value ?? MISSING));
 
 /** A moment as the user counts it, with the attempt beside it where the two differ. */
 export const moment = (step, attempt) =>

@@ -56,9 +56,12 @@ export function throttle(work, ms) {
     timer = null;
     busy = true;
     again = false;
-    await work();
-    busy = false;
-    if (again) request();
+    try {
+      await work();
+    } finally {
+      busy = false;
+      if (again) request();
+    }
   }
   function request() {
     if (busy) again = true;

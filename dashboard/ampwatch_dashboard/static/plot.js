@@ -10,7 +10,6 @@ const CONFIG = {
   modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
 };
 const NARROW_PX = 520;
-const SHORT_AXIS = 8; // ticks; more than that are names
 const touch = matchMedia("(pointer: coarse)");
 
 let loading = null;
@@ -38,10 +37,10 @@ export async function draw(element, figure, range, name) {
   await react(element, data, layout, { ...CONFIG, toImageButtonOptions: { filename: name, scale: 2 } });
 }
 
-/** Without the names of tensors, which hovering and the list still tell, and the colour bar's title. */
+/** Tensors by short names, which hovering and the list tell in full; the colour bar over the whole width. */
 function makeNarrow({ data, layout }) {
-  if (layout.yaxis.ticktext?.length > SHORT_AXIS) layout.yaxis.showticklabels = false;
-  for (const { colorbar } of data) if (colorbar) colorbar.title.text = "";
+  if (layout.meta?.short_names) layout.yaxis.ticktext = layout.meta.short_names;
+  for (const { colorbar } of data) if (colorbar) Object.assign(colorbar, { len: 1, tickangle: 0, title: { text: "" } });
 }
 
 function showRange(xaxis, range) {

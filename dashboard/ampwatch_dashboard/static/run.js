@@ -1,12 +1,12 @@
 // The page of one run: loads it, follows it, and keeps the view in the address.
 
-import { get, runPath } from "./api.js";
-import { byId, render } from "./dom.js";
+import { get, ROOT, runPath } from "./api.js";
+import { byId, h, render } from "./dom.js";
 import { loadEvents, setUpEvents } from "./events.js";
 import { showFindings } from "./findings.js";
 import { follow, throttle } from "./live.js";
 import { plotly } from "./plot.js";
-import { problemNotice, setUpTheme } from "./shell.js";
+import { notice, problemNotice, setUpTheme } from "./shell.js";
 import { read, write } from "./state.js";
 import { showSummary } from "./summary.js";
 import { drawHeatmap, drawHistogram, loadTensors, saveTensors, showRowsButton } from "./tensors.js";
@@ -63,8 +63,11 @@ async function load() {
 function showProblem(problem) {
   unknown ||= problem.status === 404;
   byId("page").toggleAttribute("data-stale", true);
-  render(byId("problem"), problem.message, () => problemNotice(problem, load));
+  render(byId("problem"), problem.message, () => (unknown ? noSuchRun() : problemNotice(problem, load)));
 }
+
+const noSuchRun = () =>
+  notice("There is no such run here", `${run} was deleted, or was recorded on another server.`, h("a", { class: "button", href: ROOT }, "All runs"));
 
 async function draw() {
   const now = view();

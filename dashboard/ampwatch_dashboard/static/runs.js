@@ -9,7 +9,7 @@ import { prose, scale } from "./math.js";
 import { notice, problemNotice, setUpTheme } from "./shell.js";
 import { sparkline } from "./sparkline.js";
 import { read, write } from "./state.js";
-import { badge, status } from "./verdict.js";
+import { badge, sentence, status } from "./verdict.js";
 
 const PAGE = 50;
 const REFRESH_MS = 2000;
@@ -101,7 +101,7 @@ function row(run) {
   const cells = [
     [nameCell(run), "name"],
     [status(run.status), "state"],
-    [[badge(run.verdict.word), h("span", { class: "sentence" }, prose(run.verdict.sentence))], "verdict-cell"],
+    [[badge(run.verdict.word), h("span", { class: "sentence" }, prose(sentence(run.verdict)))], "verdict-cell"],
     [percent(run.skipped, run.attempts), "number", `${count(run.skipped)} of ${plural(run.attempts, "attempt")}`],
     [scale(run.scale), "number", `${real(run.scale, 12)}`],
     [lossCell(run), "loss"],
@@ -124,9 +124,11 @@ function lossCell(run) {
   return [sparkline(run.sparkline.loss, label), h("span", { class: "muted small" }, real(run.loss))];
 }
 
-function saveCsv() {
+async function saveCsv() {
+  const { q, status, order } = read();
+  const all = await getAll("runs", { q, status, order });
   const header = ["run", "name", "project", "status", "verdict", "sentence", "attempts", "taken", "skipped", "step", "scale", "loss", "started_s", "last_seen_s"];
-  const rows = runs.map((run) => [run.run, run.name, run.project, run.status, run.verdict.word, run.verdict.sentence, run.attempts, run.taken, run.skipped, run.step, run.scale, run.loss, run.started, run.last_seen]);
+  const rows = all.map((run) => [run.run, run.name, run.project, run.status, run.verdict.word, run.verdict.sentence, run.attempts, run.taken, run.skipped, run.step, run.scale, run.loss, run.started, run.last_seen]);
   download("ampwatch-runs.csv", header, rows);
 }
 
@@ -144,7 +146,7 @@ function setUpFilters() {
     search();
   });
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
-  byId("csv").addEventListener("click", saveCsv);
+  byId("csv").addEventListener("click", () => saveCsv().catch(showProblem));
 }
 
 setUpTheme();

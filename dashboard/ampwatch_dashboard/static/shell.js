@@ -55,8 +55,11 @@ export function showConnection(state) {
 
 /** A problem, or the lack of anything to show, in words that can be acted on. */
 export function notice(title, detail, action) {
-  return h("div", { class: "notice" }, h("strong", {}, title), detail && h("p", {}, detail), action);
+  return h("div", { class: "notice" }, h("strong", {}, title), detail && h("p", {}, coded(detail)), action);
 }
+
+/** A sentence, what stands between backticks in it set as code. */
+const coded = (sentence) => sentence.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 export const problemNotice = (problem, retry) =>
   notice(

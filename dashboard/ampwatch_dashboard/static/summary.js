@@ -1,10 +1,10 @@
 // The head of a run: its name and state, the verdict, the numbers of now, and what it is made of.
 
 import { byId, h, render } from "./dom.js";
-import { ago, count, dateTime, percent, plural, real } from "./format.js";
+import { ago, count, dateTime, percent, plural, real, text } from "./format.js";
 import { icon } from "./icons.js";
 import { isPower, prose, scale } from "./math.js";
-import { status, WORDS } from "./verdict.js";
+import { sentence, status, WORDS } from "./verdict.js";
 
 export function showSummary(run) {
   const name = run.name || run.run;
@@ -27,7 +27,7 @@ function meta(run) {
 function verdictText(verdict) {
   return [
     h("span", { class: "verdict-icon" }, icon(verdict.word, 28)),
-    h("div", {}, h("p", { class: "verdict-word" }, WORDS[verdict.word]), h("p", { class: "verdict-sentence" }, prose(verdict.sentence))),
+    h("div", {}, h("p", { class: "verdict-word" }, WORDS[verdict.word]), h("p", { class: "verdict-sentence" }, prose(sentence(verdict)))),
   ];
 }
 
@@ -79,15 +79,13 @@ function records(producer) {
 
 function optimizers(list) {
   const head = ["#", "Class", "Fused", "Learning rate", "eps", "Tensors", "Elements"];
-  const rates = (o) => (o.lr ?? []).map((lr) => real(lr)).join(", ");
-  return small(head, list.map((o) => [count(o.id), o.class, o.fused ? "yes" : "no", rates(o), real(o.eps), count(o.tensors), count(o.numel)]));
+  const rates = (o) => [o.lr].flat().map((lr) => real(lr)).join(", ");
+  return small(head, list.map((o) => [count(o.id), text(o.class), o.fused ? "yes" : "no", rates(o), real(o.eps), count(o.tensors), count(o.numel)]));
 }
 
 function scalers(list) {
   const head = ["#", "Class", "Enabled", "First scale", "Growth", "Backoff", "Interval"];
-  return small(head, list.map((x) => [count(x.scaler), x.class, x.enabled ? "yes" : "no", scale(x.init_scale), `× ${real(x.growth_factor)}`, `× ${real(x.backoff_factor)}`, `${count(x.growth_interval)} attempts`]));
+  return small(head, list.map((x) => [count(x.scaler), text(x.class), x.enabled ? "yes" : "no", scale(x.init_scale), `× ${real(x.growth_factor)}`, `× ${real(x.backoff_factor)}`, `${count(x.growth_interval)} attempts`]));
 }
-
-const text = (value) => (typeof value === "object" && value !== null ? JSON.stringify(value) : String(value));
 
 const pairs = (object) => h("dl", { class: "pairs" }, Object.entries(object).map(([key, value]) => [h("dt", {}, key), h("dd", {}, text(value))]));

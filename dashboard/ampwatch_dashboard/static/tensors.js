@@ -23,7 +23,7 @@ const histogram = byId("histogram-plot");
 let wired = false;
 
 export async function loadTensors(run) {
-  const tensors = await getAll(runPath(run, "/tensors"));
+  const tensors = await getAll(runPath(run, "/tensors"), { limit: 1000 });
   render(byId("tensor"), tensors.map((tensor) => [tensor.id, tensor.name]), () => [
     h("option", { value: "" }, "Choose a tensor"),
     ...tensors.map((tensor) => h("option", { value: tensor.id }, tensor.name)),
@@ -73,6 +73,6 @@ export async function drawHistogram(run, view, tensors) {
 
 export function saveTensors(run, tensors) {
   const header = ["id", "name", "module", "module_type", "shape", "dtype", "elements", "optimizer", "origin", "rank", "producer"];
-  const rows = tensors.map((t) => [t.id, t.name, t.module, t.module_type, t.shape.join("×"), t.dtype, t.numel, t.optimizer, t.origin, t.rank, t.producer]);
+  const rows = tensors.map((t) => [t.id, t.name, t.module, t.module_type, t.shape?.join("×"), t.dtype, t.numel, t.optimizer, t.origin, t.rank, t.producer]);
   download(`ampwatch-${run}-tensors.csv`, header, rows);
 }

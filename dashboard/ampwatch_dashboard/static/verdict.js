@@ -12,6 +12,10 @@ const STATUS_HELP = {
   crashed: "Silent, and it never said that it ended",
 };
 
+/** The sentence of a verdict that stands beside its word, without saying the word again. */
+export const sentence = ({ word, sentence }) =>
+  sentence.replace(new RegExp(`^${word}: (.)`, "i"), (_, first) => first.toUpperCase());
+
 export const badge = (word) => h("span", { class: "badge", "data-word": word }, icon(word), WORDS[word]);
 
 export const status = (name) =>

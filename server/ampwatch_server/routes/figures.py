@@ -19,7 +19,7 @@ router = APIRouter(prefix="/runs/{run}/figures", tags=["figures"], dependencies=
 Theme = Literal["light", "dark"]
 
 MARKED: Final = ("growth", "backoff", "set", "restored", "skip")
-MARKS_SHOWN: Final = 1000
+MARKS: Final = 1000  # more than that are drawn together where they stand close
 
 
 @router.get("/timeline", response_model=schemas.Figure, responses=problems(404, 422))
@@ -35,18 +35,11 @@ def timeline(
     names = ["scale", "loss", "norm"]
     with service.database.read() as connection:
         columns = series.read_series(connection, service.tails, run, names, asked, rank=rank, stream=stream)
-        marks = events.list_events(
-            connection,
-            run,
-            types=MARKED,
-            first=asked.first,
-            last=asked.last,
-            rank=rank,
-            cursor=None,
-            limit=MARKS_SHOWN,
+        marks = events.list_marks(
+            connection, run, types=MARKED, first=asked.first, last=asked.last, rank=rank, most=MARKS
         )
         found = runs.findings_of(connection, run)
-    return answer(figures.timeline(columns, marks["items"], found["findings"], theme))
+    return answer(figures.timeline(columns, marks, found["findings"], theme))
 
 
 @router.get("/heatmap", response_model=schemas.Figure, responses=problems(404, 422))

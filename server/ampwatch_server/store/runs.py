@@ -262,14 +262,20 @@ def _described(connection: Connection, run: str) -> dict[str, Any]:
     rows = connection.execute(query).all()
     first = [(row.type, unpack(row.body).get("data", {})) for row in rows if row.producer == rows[0].producer]
     told: dict[str, Any] = next((data for kind, data in first if kind == "run"), {})
+    world_size = told.get("world_size")
     optimizers = [item for kind, data in first if kind == "optimizers" for item in _items(data, "optimizers")]
     return {
-        "world_size": jsonable(told.get("world_size")),
-        "config": jsonable(told.get("config", {})),
-        "versions": jsonable(told.get("versions", {})),
+        "world_size": world_size if isinstance(world_size, int) else None,
+        "config": jsonable(_object(told, "config")),
+        "versions": jsonable(_object(told, "versions")),
         "scalers": jsonable([data for kind, data in first if kind == "scaler"]),
         "optimizers": jsonable(list({str(item.get("id")): item for item in optimizers}.values())),
     }
+
+
+def _object(data: dict[str, Any], name: str) -> dict[Any, Any]:
+    given = data.get(name)
+    return given if isinstance(given, dict) else {}
 
 
 def _items(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
