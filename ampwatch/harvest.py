@@ -240,7 +240,7 @@ class Harvester:
             "loss": outcome.loss,
             "residue": outcome.residue,
             "lr": MISSING if attempt.lr is None else attempt.lr,
-            **totals_of(outcome, self.origins.float16),
+            **totals_of(outcome, self.origins.are_float16(outcome.ids)),
             "applied_nonfinite": applied_nonfinite(attempt, outcome),
         }
 
@@ -285,7 +285,7 @@ class Harvester:
         self._attempts_of[attempt.stream] = self._attempts_of.get(attempt.stream, 0) + 1
         self._taken += bool(set(attempt.stepped) - set(outcome.skipped))
         self.scale = outcome.scale_after
-        self.origins.add_clean(set(attempt.found) - set(outcome.skipped))
+        self.origins.add_clean([i for i in attempt.found if i not in outcome.skipped])
         is_finite = not attempt.has_loss or bool(np.isfinite(outcome.loss))
         self.escalation.add(attempt.stream, loss_is_finite=is_finite)
 

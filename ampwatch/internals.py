@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 Scaler: TypeAlias = torch.amp.GradScaler
 
@@ -117,24 +116,3 @@ def tensors_in(outputs: object) -> list[Tensor]:
     if isinstance(outputs, (list, tuple)):
         return [tensor for each in outputs for tensor in tensors_in(each)]
     return []
-
-
-def gradients_of(optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor]]:
-    """The parameters that have a gradient, in torch's order, and of each the tensor that torch checks."""
-    parameters, grads = [], []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            grad = parameter.grad
-            if grad is not None:
-                parameters.append(parameter)
-                grads.append(grad if type(grad) is Tensor and not grad.is_sparse else _checked(grad))
-    return parameters, grads
-
-
-def _checked(grad: Tensor) -> Tensor:
-    """Of a sparse gradient the values, in float16 coalesced; of a DTensor its own shard."""
-    if grad.is_sparse:
-        return (grad.coalesce() if grad.dtype is torch.float16 else grad)._values()
-    if hasattr(grad, "to_local"):
-        return cast(Tensor, grad.to_local())
-    return grad

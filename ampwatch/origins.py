@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 LOOK_EVERY: Final = 1000  # attempts of an optimizer from one look at its gradients to the next
 
@@ -21,15 +26,24 @@ class Origins:
         """Those of them that are computed in float16."""
         self.clean: frozenset[int] = frozenset()
         """Optimizers that have had an attempt without inf and NaN."""
+        self._is_float16: Flags = np.zeros(1, np.bool_)  # by tensor; the last stands for those beyond it
 
     def add(self, seen: Mapping[str, str]) -> None:
         """What a look has brought: the data of an `origin` event."""
         self.known |= {int(tensor) for tensor, origin in seen.items() if origin != "unknown"}
         self.float16 |= {int(tensor) for tensor, origin in seen.items() if origin == "float16"}
+        table = np.zeros(max(self.float16, default=-1) + 2, np.bool_)
+        table[list(self.float16)] = True
+        self._is_float16 = table
+
+    def are_float16(self, tensors: npt.NDArray[np.int64]) -> Flags:
+        """Which of these tensors have gradients that are known to be computed in float16."""
+        return self._is_float16.take(tensors, mode="clip")
 
     def add_clean(self, optimizers: Iterable[int]) -> None:
         """Optimizers that met neither inf nor NaN in an attempt."""
-        self.clean |= frozenset(optimizers)
+        if not self.clean.issuperset(optimizers):
+            self.clean |= frozenset(optimizers)
 
 
 class Schedule:

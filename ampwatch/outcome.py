@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -65,11 +65,13 @@ class Outcome:
     residue: bool
     ids: npt.NDArray[np.int64]
     statistics: Numbers  # (tensors, WIDTH), a view of the ring's memory
+    columns: Numbers  # (SCALARS, tensors), its first columns side by side in memory
 
     @property
     def n_nonfinite(self) -> Numbers:
         """Inf and NaN elements of each tensor, as one number that is zero where all are finite."""
-        return self.statistics[:, AT["n_inf"]] + self.statistics[:, AT["n_nan"]]
+        counts: Numbers = self.columns[AT["n_inf"]] + self.columns[AT["n_nan"]]
+        return counts
 
 
 def bits(optimizers: Sequence[int]) -> int:
@@ -83,6 +85,7 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     head = middle + len(attempt.residues)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
+    statistics = numbers[head:].reshape(-1, WIDTH)
     return Outcome(
         scale=scale,
         scale_after=scale_after,
@@ -90,23 +93,28 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
         loss=loss if attempt.has_loss else MISSING,
         skipped=[i for i, found in zip(attempt.found, numbers[4:middle], strict=True) if found > 0],
         residue=bool(numbers[middle:head].any()),
-        ids=np.concatenate(ids) if ids else np.empty(0, np.int64),
-        statistics=numbers[head:].reshape(-1, WIDTH),
+        ids=ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else np.empty(0, np.int64),
+        statistics=statistics,
+        columns=np.ascontiguousarray(statistics[:, : len(SCALARS)].T),
     )
 
 
-def totals_of(outcome: Outcome, born_float16: Set[int]) -> dict[str, Any]:
-    """Run-level totals over all tensors; norm and headroom are missing where an element is not finite."""
-    sums = outcome.statistics[:, : len(SCALARS)].sum(0)
-    max_abs = outcome.statistics[:, AT["max_abs"]]
+def totals_of(outcome: Outcome, is_float16: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Run-level totals over all tensors; norm and headroom are missing where an element is not finite.
+
+    Arguments:
+        is_float16: (tensors,) whose gradients are known to be computed in float16.
+    """
+    sums = outcome.columns.sum(1)
+    max_abs = outcome.columns[AT["max_abs"]]
     totals: dict[str, Any] = {name: int(sums[AT[name]]) for name in _COUNTS}
     totals["max_abs"] = float(max_abs.max(initial=0.0)) if len(max_abs) else MISSING
     totals["norm"] = totals["headroom_log2"] = MISSING
     if len(max_abs) and not (totals["n_inf"] or totals["n_nan"]):
         if outcome.scale > 0:
             totals["norm"] = float(np.sqrt(sums[AT["sum_sq"]])) / outcome.scale
-        born = [i for i, tensor in enumerate(outcome.ids.tolist()) if tensor in born_float16]
-        if born and (largest := float(max_abs[born].max())) > 0:
+        largest = float(max_abs[is_float16].max(initial=0.0))
+        if largest > 0:
             totals["headroom_log2"] = float(np.log2(FLOAT16_MAX / largest))
     return totals
 
@@ -119,20 +127,21 @@ def applied_nonfinite(attempt: Attempt, outcome: Outcome) -> bool:
     """
     start = 0
     for unscaled in attempt.unscaled:
-        rows = outcome.statistics[start : start + len(unscaled.tensors)]
+        max_abs = outcome.columns[AT["max_abs"], start : start + len(unscaled.tensors)]
         start += len(unscaled.tensors)
         applied = unscaled.optimizer in attempt.stepped and unscaled.optimizer not in outcome.skipped
-        if applied and len(rows) and not _unscales_finitely(rows, outcome.scale, unscaled.fused):
+        if applied and len(max_abs) and not _unscales_finitely(max_abs.max(), outcome.scale, unscaled.fused):
             return True
     return False
 
 
-def _unscales_finitely(rows: Numbers, scale: float, fused: bool) -> bool:
+def _unscales_finitely(largest: np.float64, scale: float, fused: bool) -> bool:
+    if 2.0**-100 < scale < 2.0**100 and largest < 2.0**27:
+        return True
     with np.errstate(all="ignore"):
-        largest = np.float32(rows[:, AT["max_abs"]].max())
         if fused:
-            return bool(np.isfinite(largest / np.float32(scale)))
-        return bool(np.isfinite(largest * np.float32(1.0 / np.float64(scale))))
+            return bool(np.isfinite(np.float32(largest) / np.float32(scale)))
+        return bool(np.isfinite(np.float32(largest) * np.float32(1.0 / np.float64(scale))))
 
 
 def skip_data(outcome: Outcome, row: dict[str, Any]) -> dict[str, Any]:

@@ -69,24 +69,38 @@ class Ring(Generic[Label]):
         """Vectors that were sent and not received yet."""
         return len(self._in_flight)
 
-    @torch.no_grad()
     def send(self, pieces: Sequence[Tensor], label: Label) -> bool:
         """Send tensors of any real dtype and shape as one vector, in order. Never blocks, never synchronises.
 
+        Arguments:
+            pieces: need no gradient.
         Answers False, and sends nothing, where `MOST_SLOTS` are in flight.
         """
         if len(self._in_flight) >= MOST_SLOTS:
             return False
         parts = [p.reshape(-1).to(self._device, torch.float64, non_blocking=True) for p in pieces]
-        numbers = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=self._device)
         self._sent += 1
-        slot = self._slot(numbers.numel())
-        slot.label, slot.size, slot.number = label, numbers.numel(), self._sent
-        slot.data[: slot.size].copy_(numbers, non_blocking=True)
-        number = torch.full((1,), float(self._sent), dtype=torch.float64, device=self._device)
-        slot.cell.copy_(number, non_blocking=True)
+        slot = self._slot(sum(map(Tensor.numel, parts)))
+        slot.label, slot.number = label, self._sent
+        if slot.size:
+            self._gather(parts, slot.data.narrow(0, 0, slot.size))
+        self._mark(slot.cell)
         self._in_flight.append(slot)
         return True
+
+    def _gather(self, parts: list[Tensor], into: Tensor) -> None:
+        if self._device.type == "cpu":
+            torch.cat(parts, out=into)
+        else:
+            into.copy_(torch.cat(parts), non_blocking=True)
+
+    def _mark(self, cell: Tensor) -> None:
+        """Let the sequence number follow the data."""
+        if self._device.type == "cpu":
+            cell.fill_(self._sent)
+        else:
+            number = torch.full((1,), float(self._sent), dtype=torch.float64, device=self._device)
+            cell.copy_(number, non_blocking=True)
 
     def receive(self) -> Iterator[tuple[Label, Numbers]]:
         """What has arrived, oldest first: label and numbers, a view that ends with the loop's next turn.
@@ -103,11 +117,11 @@ class Ring(Generic[Label]):
 
     def _slot(self, size: int) -> _Slot:
         """A free slot that is large enough, or a new one in its place."""
-        if self._free:
-            slot = self._free.popleft()
-            if slot.data.numel() >= size:
-                return slot
-        return _Slot(size, self._memory)
+        slot = self._free.popleft() if self._free else None
+        if slot is None or slot.data.numel() < size:
+            slot = _Slot(size, self._memory)
+        slot.size = size
+        return slot
 
 
 def _host_memory(device: torch.device) -> Memory:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import internals
+from .gradients import GradientList
 from .guard import guard
 from .harvest import Harvester, Label, Seen
 from .hooks import Observation, is_plain
@@ -94,6 +94,7 @@ class Watch(Unwatched):
         self._inspection = Inspection(self._event, self._names_of_model)
         self._ring: Ring[Label] | None = None
         self._names: dict[int, Name] | None = None
+        self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
         self._dtypes: set[torch.dtype] = set()
         self._scaler = self._stream = -1  # indices, once there are any
         self._stepping: int | None = None
@@ -225,28 +226,20 @@ class Watch(Unwatched):
         index = self._seen(scaler, optimizer)
         if index in self._gradients:
             return
-        parameters, grads = internals.gradients_of(optimizer)
-        if parameters:
-            self._tripwires.on_accumulation(index, parameters[0])
-            self._probes.optimizer(index, parameters)
-        ids = self._registry.introduce(optimizer, parameters, self._names_of_model())
-        places, rows = self._statistics_of(grads)
-        tensors = np.array(ids, np.int64)[places]
-        self._gradients[index] = _Gradients(Unscaled(index, tensors, fused), rows)
+        if optimizer not in self._lists:
+            self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
+        gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused)
+        if gradients.parameters:
+            self._tripwires.on_accumulation(index, gradients.parameters[0])
+            self._probes.optimizer(index, gradients.parameters)
+        rows = [self._statistics.compute(here) for here in gradients.by_device]
+        self._gradients[index] = _Gradients(Unscaled(index, gradients.tensors, fused), rows)
         if self._stepping == index:
             self._inspect_gradients(index, optimizer)
 
     def _inspect_gradients(self, index: int, optimizer: Optimizer) -> None:
         count = len(self._gradients[index].unscaled.tensors)
         self._inspection.gradients(index, optimizer, count, loss_has_graph=self._loss_has_graph)
-
-    def _statistics_of(self, grads: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Statistics, device by device, and the place in `grads` that each row is of."""
-        places: dict[int, list[int]] = {}
-        for place, grad in enumerate(grads):
-            places.setdefault(grad.get_device(), []).append(place)
-        rows = [self._statistics.compute([grads[place] for place in here]) for here in places.values()]
-        return [place for here in places.values() for place in here], rows
 
     def _before_update(self, scaler: Scaler, manual: bool) -> _Update:
         call = self._protocol.update(manual=manual)
@@ -287,7 +280,7 @@ class Watch(Unwatched):
         """In the order of `Attempt`."""
         before = noted.scale
         assert before is not None  # update() raises before the first scale()
-        loss = torch.stack(self._losses).mean() if self._losses else before  # in its place, and not read
+        loss = _mean_of(self._losses) if self._losses else before  # in its place, and not read
         rows = [row for gradients in self._gradients.values() for row in gradients.rows]
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
         left = [flag for i in self._left_in(noted.stepped) if (flag := self._residues[i]) is not None]
@@ -381,6 +374,10 @@ class Watch(Unwatched):
     def _event(self, type: str, **data: Any) -> None:
         attempt = self._registry.coming_attempt
         self.recorder.event(type, attempt=attempt, step=self._harvester.step, stream=self._stream, **data)
+
+
+def _mean_of(losses: Sequence[Tensor]) -> Tensor:
+    return losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean()
 
 
 def _mean(loss: Tensor, device: torch.device) -> Tensor:

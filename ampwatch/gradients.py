@@ -1,0 +1,90 @@
+"""The gradients of an optimizer, attempt by attempt: which there are, of which tensors, on which devices.
+
+This runs at every attempt, for a thousand tensors and more. So it asks each question of all of them by a function of
+C, and keeps what follows from the answers for as long as they are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from typing import Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .registry import Name, Registry
+
+_PLAIN: Final = frozenset((Tensor,))
+_params = itemgetter("params")
+_grad = attrgetter("grad")
+_is_sparse = attrgetter("is_sparse")
+
+
+class Gradients(NamedTuple):
+    """What the statistics pass is given.
+
+    `parameters` are those that have a gradient, in torch's order. `by_device` holds the gradients as torch checks them,
+    a list for each device; `tensors` are their indices, (n,) int64, over all lists.
+    """
+
+    parameters: list[Tensor]
+    by_device: list[list[Tensor]]
+    tensors: npt.NDArray[np.int64]
+
+
+class GradientList:
+    """Lists the gradients of one optimizer, and keeps its parameters alive. Synchronises with no device.
+
+    Arguments:
+        registry: knows the indices of tensors.
+        names: what the model calls its parameters, by identity; asked when there are new ones.
+    """
+
+    def __init__(self, registry: Registry, names: Callable[[], Mapping[int, Name]]) -> None:
+        self._registry, self._names = registry, names
+        self._parameters: list[Tensor] = []
+        self._devices: list[int] = []
+        self._tensors = np.empty(0, np.int64)
+        self._places: list[list[int]] = []  # in the list of all, device by device
+
+    def of(self, optimizer: Optimizer, *, may_be_float16: bool) -> Gradients:
+        """The gradients as they are now.
+
+        Arguments:
+            may_be_float16: torch allows float16 gradients, of which it checks sparse ones coalesced.
+        """
+        parameters: list[Tensor] = list(chain.from_iterable(map(_params, optimizer.param_groups)))
+        grads: list[Tensor] = list(map(_grad, parameters))
+        if not _PLAIN.issuperset(map(type, grads)) or (may_be_float16 and any(map(_is_sparse, grads))):
+            parameters = [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
+            grads = [_checked(grad) for grad in grads if grad is not None]
+        devices = list(map(Tensor.get_device, grads))
+        same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
+        if not same or devices != self._devices:
+            self._arrange(optimizer, parameters, devices)
+            self._parameters, self._devices = parameters, devices
+        if len(self._places) == 1:
+            return Gradients(parameters, [grads], self._tensors)
+        return Gradients(parameters, [[grads[i] for i in part] for part in self._places], self._tensors)
+
+    def _arrange(self, optimizer: Optimizer, parameters: Sequence[Tensor], devices: Iterable[int]) -> None:
+        places: dict[int, list[int]] = {}
+        for place, device in enumerate(devices):
+            places.setdefault(device, []).append(place)
+        self._places = list(places.values())
+        indices = self._registry.introduce(optimizer, parameters, self._names())
+        self._tensors = np.array(indices, np.int64)[list(chain.from_iterable(self._places))]
+
+
+def _checked(grad: Tensor) -> Tensor:
+    """What torch checks: of a sparse gradient the values, in float16 coalesced; of a DTensor the rank's own shard."""
+    if grad.is_sparse:
+        return (grad.coalesce() if grad.dtype is torch.float16 else grad)._values()
+    if hasattr(grad, "to_local"):
+        return cast(Tensor, grad.to_local())
+    return grad

@@ -1,0 +1,93 @@
+"""Host time per attempt: ours minus torch's over scale, unscale_, step and update of 1,000 small gradients, on the CPU.
+
+CPU time of the training thread, which other processes on the machine do not lengthen.
+
+    python benchmarks/host_time.py [--tensors 1000] [--attempts 400] [--with-pass]
+
+The statistics pass is left out unless it is asked for (benchmarks/statistics_pass.py measures it): numbers made once
+stand in for its result, all that follows from them is done. One attempt of each scaler in turn; the recorder writes to
+a temporary folder all the while. Prints medians, and the 95 % interval of the difference.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import torch
+
+import ampwatch
+from ampwatch.stats.choose import Statistics, choose
+
+WARM_UP = 100  # attempts: past the first 64, whose tensors are all recorded
+
+
+class Still(torch.optim.SGD):
+    """Leaves the weights alone, so that only the scaler is timed."""
+
+    def step(self, closure=None) -> None:
+        pass
+
+
+class Loop:
+    """A training loop whose gradients are there already."""
+
+    def __init__(self, scaler: torch.amp.GradScaler, tensors: int) -> None:
+        self.scaler = scaler
+        parameters = [torch.nn.Parameter(torch.zeros(32)) for _ in range(tensors)]
+        for parameter in parameters:
+            parameter.grad = torch.randn(32)
+        self.optimizer = Still(parameters, lr=0.0)
+        self.loss = torch.ones(())
+
+    def attempt_us(self) -> float:
+        started = time.thread_time()
+        self.scaler.scale(self.loss)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return (time.thread_time() - started) * 1e6
+
+
+def without_pass(scaler: ampwatch.GradScaler, tensors: int) -> None:
+    rows = choose().compute([torch.randn(32) for _ in range(tensors)])
+    vars(scaler)["_ampwatch"]._statistics = Statistics("none", lambda _: rows)
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Distribution-free 95 % interval of the median."""
+    ordered, n = sorted(values), len(values)
+    half = 0.98 * n**0.5
+    return ordered[max(0, int(n / 2 - half))], ordered[min(n - 1, int(n / 2 + half))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tensors", type=int, default=1000)
+    parser.add_argument("--attempts", type=int, default=400)
+    parser.add_argument("--with-pass", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ampwatch.Settings(dir=folder, quiet=True)
+        watched = ampwatch.GradScaler("cpu", init_scale=1.0, settings=settings)
+        if not given.with_pass:
+            without_pass(watched, given.tensors)
+        theirs, ours = (
+            Loop(scaler, given.tensors) for scaler in (torch.amp.GradScaler("cpu", init_scale=1.0), watched)
+        )
+        for _ in range(WARM_UP):
+            theirs.attempt_us(), ours.attempt_us()
+        pairs = [(theirs.attempt_us(), ours.attempt_us()) for _ in range(given.attempts)]
+        ampwatch.finish()
+    added = [mine - plain for plain, mine in pairs]
+    low, high = interval(added)
+    print(
+        f"{given.tensors:,} tensors: torch {statistics.median(plain for plain, _ in pairs):,.0f} us an attempt, "
+        f"ours adds {statistics.median(added):,.0f} us (95 % interval {low:,.0f} to {high:,.0f}, {len(added)} pairs)"
+    )
+
+
+if __name__ == "__main__":
+    main()
