@@ -334,6 +334,31 @@ def test_a_step_outside_the_scaler_is_told(recorder):
     assert faults_of(recorder) == [("step_outside_scaler", 0, False)]
 
 
+@pytest.mark.parametrize("after", ["scale", "unscale_", "step"])
+def test_an_exception_of_the_user_ends_no_recording(recorder, after):
+    """A loop that goes on with the next batch: what torch makes of the calls since, it makes of ours."""
+
+    def run(scaler):
+        model = Weighted()
+        optimizer, said = sgd(model), []
+        for i in range(4):
+            try:
+                scaler.scale(model(torch.ones(2))).backward()
+                for call in ("scale", "unscale_", "step"):
+                    if call != "scale":
+                        getattr(scaler, call)(optimizer)
+                    if i == 1 and call == after:
+                        raise ValueError("the user's")
+                scaler.update()
+            except (ValueError, RuntimeError) as error:
+                said.append(str(error))
+                optimizer.zero_grad()
+        return said, model.w.tolist(), scaler.state_dict()
+
+    assert run(make(recorder)) == run(torch.amp.GradScaler("cpu"))
+    assert recorder.column("attempt") == list(range(3 if after == "scale" else 1))
+
+
 def test_an_optimizer_that_is_never_scaled_may_step_as_it_likes(recorder):
     model, temperature = Weighted(), Weighted()
     optimizer, other, scaler = sgd(model), sgd(temperature), make(recorder)
