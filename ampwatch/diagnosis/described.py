@@ -72,6 +72,7 @@ class Described:
     checks: Kept = field(default_factory=Kept)
     recreated: Kept = field(default_factory=Kept)
     restored: Kept = field(default_factory=Kept)
+    skips: Kept = field(default_factory=Kept)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -82,6 +83,8 @@ class Described:
                     self.scalers.put(event.data.get("scaler", 0), event.time, event.data)
                     if event.data.get("replaces") is not None:
                         self.recreated.add(event)
+                case "skip":
+                    self.skips.add(event)
                 case "restored":
                     self.restored.add(event)
                 case "stream":

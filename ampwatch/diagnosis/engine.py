@@ -29,11 +29,11 @@ from .facts import Stream
 from .findings import Finding, Verdict
 from .floor import dead_zone, scale_floor
 from .forward import forward
-from .gradients import cleaned_gradients, clip_scaled, grads_not_cleared, norm_overflow
+from .gradients import accumulation, cleaned_gradients, clip_scaled, grads_not_cleared, norm_overflow
 from .poisoned import poisoned
 from .precedence import settle
 from .precision import useless_scaler
-from .progress import no_updates
+from .progress import no_updates, summed_loss
 from .rows import Ledger
 from .samples import Sample, Samples
 from .scale_range import underflow
@@ -59,6 +59,8 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     grads_not_cleared,
     cleaned_gradients,
     norm_overflow,
+    accumulation,
+    summed_loss,
     divergence,
     fused_optimizer,
     poisoned,

@@ -201,6 +201,10 @@ class Stream:
     epoch_start: int = -1
     lone_skips: deque[Moment] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))
     periodic: Periodic | None = None
+    overflow: tuple[int, float] = (0, math.inf)  # attempt and scale of the newest skip with a finite loss
+    below_one: int = 0  # steps taken at a scale below 1, since it last stood at 1 or above
+    below_since: Moment | None = None
+    loss_below: float = math.nan  # the first loss there
     applied: Moment | None = None  # the first step that unscaling made inf or NaN
     applied_scale: float = 0.0
     zero_since: Moment | None = None  # every gradient zero although the loss is not
@@ -236,6 +240,11 @@ class Stream:
     def all_episodes(self) -> list[Episode]:
         """The episodes that are not ordinary probes, the open one last."""
         return [*self.episodes, self.open] if self.open else self.episodes
+
+    def ceiling(self) -> float:
+        """The scale of the newest skip with a finite loss in the last 2 growth intervals; inf without one."""
+        at, scale = self.overflow
+        return scale if self.last.attempt - at <= 2 * self.interval else math.inf
 
     def recent_loss(self) -> float:
         """Median of the newest finite losses; NaN without any."""
@@ -283,6 +292,7 @@ class Stream:
         self.attempts += len(rows)
         self.taken += len(taken)
         self._note_epoch(rows)
+        self._note_below_one(rows)
         self._note_scales(rows)
         self._note_zeros(rows)
         self._remember(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))
@@ -300,6 +310,8 @@ class Stream:
         self.skips += bool(row["skipped"])
         self.growths_since_skip = 0
         finite = bool(np.isfinite(row["loss"]))
+        if finite and row["skipped"]:
+            self.overflow = moment.attempt, float(row["scale"])
         if finite:
             self._remember(np.array([[*moment, row["loss"], np.nan]]))
         news = finite or self.open.attempts == 1  # else loss and norm are those of the attempt before
@@ -367,6 +379,17 @@ class Stream:
     def _highest_clean_scale(self, now: int) -> float:
         self._forget_scales(now)
         return max((scale for scale, _ in self.clean_scales), default=0.0)
+
+    def _note_below_one(self, rows: Rows) -> None:
+        above = np.flatnonzero(rows["scale"] >= 1)
+        if len(above):
+            self.below_one, self.below_since, self.loss_below = 0, None, math.nan
+            rows = rows[above[-1] + 1 :]
+        if not len(rows):
+            return
+        if self.below_since is None:
+            self.below_since, self.loss_below = moment_of(rows[0]), float(rows["loss"][0])
+        self.below_one += int(rows["taken"].sum())
 
     def _note_zeros(self, rows: Rows) -> None:
         zero = (rows["numel"] > 0) & (rows["n_zero"] == rows["numel"]) & (rows["loss"] != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import median
 from typing import Final
 
 from . import texts
@@ -13,6 +14,9 @@ from .habits import Seen
 
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
+WINDOWS: Final = 3  # of another length than usual
+SPREAD: Final = 0.7  # of the middle half of the powers
+SUM_LOW, SUM_HIGH = 0.7, 1.35  # powers that a sum may show, and neither a mean nor noise
 
 
 def clip_scaled(case: Case) -> Iterator[Finding]:
@@ -94,6 +98,32 @@ def norm_overflow(case: Case) -> Iterator[Finding]:
         advice=texts.ADVICE["norm_overflow"],
         confidence=0.9,
     )
+
+
+def accumulation(case: Case) -> Iterator[Finding]:
+    """A norm that grows with the number of micro-batches in a window, as that of a sum does."""
+    windows = case.stream.habits.windows
+    if len(windows.exponents) < WINDOWS or windows.first is None:
+        return
+    low, exponent, high = _quartiles(list(windows.exponents))
+    if not (low >= SUM_LOW and exponent <= SUM_HIGH and high - low <= SPREAD):
+        return
+    text = f"In {len(windows.exponents)} windows of another length than usual the norm went with the length to the power of {exponent:.2f}; a mean has 0, a sum 1."
+    yield case.finding(
+        "accumulation",
+        "warning",
+        texts.HEADLINES["accumulation"].format(first=texts.at(windows.first)),
+        first=windows.first,
+        evidence=[Evidence(text=text, value=exponent, attempt=windows.first.attempt)],
+        advice=texts.ADVICE["accumulation"],
+        confidence=0.8,
+    )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[last // 4], median(ordered), ordered[last - last // 4]
 
 
 def _count(seen: Seen, what: str) -> Evidence:

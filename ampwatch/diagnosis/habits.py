@@ -6,7 +6,9 @@ Each is a small state, folded in order; a fold in two parts gives the same as in
 from __future__ import annotations
 
 import math
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -187,6 +189,35 @@ class Schedule:
 
 
 @dataclass(slots=True)
+class Windows:
+    """How the norm goes with the number of micro-batches, where accumulation windows differ in length.
+
+    Each window is compared with the median of the 8 before it that have the commonest length: a norm that grows as
+    n^1 is that of a sum, n^0 that of a mean; noise alone makes n^0.5 of the one and n^-0.5 of the other.
+    """
+
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=8))
+    exponents: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    first: Moment | None = None
+
+    def fold(self, taken: Rows) -> None:
+        """Take in taken attempts."""
+        counts = taken["micro_batches"]
+        if not len(counts) or ((counts <= 1).all() and not self.recent):
+            return
+        for row in taken[(counts >= 1) & (taken["norm"] > 0)]:
+            self._add(row, int(row["micro_batches"]), float(row["norm"]))
+
+    def _add(self, row: Any, count: int, norm: float) -> None:
+        usual = Counter(n for n, _ in self.recent).most_common(1)
+        if usual and usual[0][1] >= 4 and count != usual[0][0]:
+            same = [x for n, x in self.recent if n == usual[0][0]]
+            self.exponents.append(math.log(norm / median(same)) / math.log(count / usual[0][0]))
+            self.first = self.first or moment_of(row)
+        self.recent.append((count, norm))
+
+
+@dataclass(slots=True)
 class Habits:
     """What the rows of one stream show of the loop around it."""
 
@@ -199,6 +230,7 @@ class Habits:
     saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of a dtype
     residue: Seen = field(default_factory=Seen)  # a gradient was left over as backward began
     overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
+    windows: Windows = field(default_factory=Windows)
     schedule: Schedule = field(default_factory=Schedule)
     skipped_last: bool = False
 
@@ -218,6 +250,7 @@ class Habits:
         self.overflown_norms.fold(rows, lost & finite & ~broken & ~self._after_skip(rows))
         taken = rows[rows["taken"]]
         if len(taken):
+            self.windows.fold(taken)
             self.norm.fold(taken, taken["norm"] * taken["scale"])
             self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
 

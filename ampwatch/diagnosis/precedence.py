@@ -38,16 +38,19 @@ PRECEDENCE: Final = (
     "no_updates",
     "bad_batch",
     "scaler_state_lost",
+    "accumulation",
+    "narrow_range",
     "underflow",
     "useless_scaler",
     "schedule_ahead",
+    "summed_loss",
     "spike",
     "growth_probe",
     "calibration",
 )
 """From the most specific kind to the least."""
 
-_SCALE_FELL: Final = frozenset({"underflow", "spike", "useless_scaler", "schedule_ahead"})
+_SCALE_FELL: Final = frozenset({"underflow", "narrow_range", "spike", "useless_scaler", "schedule_ahead"})
 _STUCK: Final = _SCALE_FELL | {"no_updates", "calibration", "many_optimizers"}
 _FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scale_floor"}
 _LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}

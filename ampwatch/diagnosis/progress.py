@@ -1,4 +1,4 @@
-"""Nothing is learned: every attempt is skipped."""
+"""Whether anything is learned: every attempt is skipped, or steps are taken at a scale below 1."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .findings import Evidence, Finding, Severity
 from .several import steps_beside
 
 NONFINITE_ERROR, NONFINITE_FATAL = 5, 10  # attempts without a step, the loss not finite
+SUMMED: Final = 100  # steps taken at a scale below 1
 FATAL_AFTER: Final = 5  # attempts at a scale of 1 and below, the loss finite
 
 
@@ -45,3 +46,22 @@ def _severity(episode: Episode) -> Severity | None:
     if episode.at_one == 0 or episode.probes:
         return None
     return "fatal" if episode.at_one > FATAL_AFTER else "error"
+
+
+def summed_loss(case: Case) -> Iterator[Finding]:
+    """A scale below 1 at which steps are taken and the loss falls: legitimate, and explained."""
+    stream, since = case.stream, case.stream.below_since
+    loss = stream.recent_loss()
+    if since is None or stream.below_one < SUMMED or not loss < stream.loss_below:
+        return
+    text = f"{texts.times(stream.below_one, 'step')} taken at a scale below 1; the loss fell from {stream.loss_below:.4g} to {loss:.4g}."
+    yield case.finding(
+        "summed_loss",
+        "info",
+        texts.HEADLINES["summed_loss"].format(first=texts.at(since), scale=texts.power(stream.scale)),
+        first=since,
+        evidence=[Evidence(text=text, value=stream.below_one, unit="steps", attempt=since.attempt)],
+        advice=texts.ADVICE["summed_loss"],
+        confidence=0.8,
+        state="explained",
+    )

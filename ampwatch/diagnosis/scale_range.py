@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ PRESUMED_SCALE: Final = (
     1.0  # at or below it an all-zero gradient of unknown origin is presumed to have underflowed
 )
 ZERO_ATTEMPTS: Final = 5
+NARROW_FOR: Final = 50  # attempts
 FIXED_INTERVAL: Final = 1_000_000
 _FLOAT16_MODULES: Final = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 
@@ -69,9 +71,11 @@ def underflow(case: Case) -> Iterator[Finding]:
     lasting: list[Loss] = []
     for loss in losses:
         lasting = [*lasting, loss] if loss.matters else []
-    raise_log2 = _raise(lasting[-1]) if len(lasting) >= SAMPLES else 0
+    raise_log2 = _raise(lasting[-1], case.stream.ceiling()) if len(lasting) >= SAMPLES else 0
     if raise_log2 >= 1:
         yield _finding(case, lasting, raise_log2)
+    elif _is_narrow(lasting):
+        yield _narrow(case, lasting)
     elif not lasting:
         yield from _everything_zero(case)
 
@@ -136,12 +140,13 @@ def _vanished(tensors: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return cast("npt.NDArray[np.bool_]", zero & low & (not zero.all()))
 
 
-def _raise(loss: Loss) -> int:
-    """By how many binades the scale should grow; 0 where the largest gradient leaves no room."""
+def _raise(loss: Loss, ceiling: float) -> int:
+    """By how many binades the scale should grow; 0 where the largest gradient, or a scale that overflowed, leaves no room."""
     judged = loss.judged
     largest = float(judged["max_abs"].max())
     room = MAX_RAISE_LOG2 if largest == 0 else math.floor(math.log2(FLOAT16_MAX / largest)) - KEEP_HEADROOM
-    room = min(room, MAX_RAISE_LOG2)
+    below = math.floor(math.log2(ceiling / loss.scale)) - 1 if math.isfinite(ceiling) else MAX_RAISE_LOG2
+    room = min(room, below, MAX_RAISE_LOG2)
     enough = next((k for k in range(1, room + 1) if _share_after(loss, k) < GOOD_SHARE), room)
     return max(min(room, room if loss.unseen else enough + MARGIN_LOG2), 0)
 
@@ -152,6 +157,40 @@ def _share_after(loss: Loss, raise_log2: int) -> float:
     elements = judged["numel"] - judged["n_zero"] + judged["lost"]
     lost = share_at(judged["shape"], raise_log2) * elements
     return float(lost.sum() / max(elements.sum(), 1))
+
+
+def _is_narrow(lasting: Sequence[Loss]) -> bool:
+    """For 50 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow."""
+    if len(lasting) < SAMPLES or lasting[-1].attempt - lasting[0].attempt < NARROW_FOR:
+        return False
+    return median(loss.worst_share for loss in lasting) >= TENSOR_SHARE
+
+
+def _narrow(case: Case, lasting: Sequence[Loss]) -> Finding:
+    """The scale can neither stay, for what is lost, nor grow, for what would overflow."""
+    now, first = lasting[-1], _moment(case, lasting[0].attempt)
+    low, high = case.described.name_of(now.worst), case.described.name_of(_limiting(case, now))
+    return case.finding(
+        "narrow_range",
+        "warning",
+        texts.HEADLINES["narrow_range"].format(
+            first=texts.at(first), low=low, high=high, share=texts.percent(now.worst_share)
+        ),
+        first=first,
+        evidence=_evidence(now, low),
+        advice=texts.fill(texts.ADVICE["narrow_range"], low=low, high=high),
+        confidence=0.8,
+        module=case.described.module_of(now.worst),
+        tensor=low,
+    )
+
+
+def _limiting(case: Case, now: Loss) -> int:
+    """The tensor that overflowed in the newest skip, else the one that comes nearest to it."""
+    overflowed = [
+        tensor for event in case.described.skips.events[-1:] for tensor in event.data.get("tensors", ())
+    ]
+    return int(overflowed[0] if overflowed else now.judged["tensor"][now.judged["max_abs"].argmax()])
 
 
 def _finding(case: Case, lasting: Sequence[Loss], raise_log2: int) -> Finding:

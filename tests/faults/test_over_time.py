@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from loops import above_info, features, findings, half, mlp, recorded, regression, train, worse_than_info
+from loops import (
+    Transformer,
+    above_info,
+    features,
+    findings,
+    half,
+    mlp,
+    recorded,
+    regression,
+    train,
+    worse_than_info,
+)
 from test_scale import Distance
 from torch import nn
 from torch.nn import functional as F
@@ -187,3 +198,71 @@ def test_a_warm_up_that_passes_while_every_step_is_skipped(tmp_path):
 def test_a_schedule_that_waits_for_the_optimizer_is_silent(tmp_path):
     warmed_up(tmp_path, careful=True)
     assert [f.kind for f in findings(tmp_path)] == ["calibration"]
+
+
+def accumulated(directory, divide, lengths=(4, 4, 4, 4, 4, 2), windows=36):
+    """Passes whose last window is shorter than the others."""
+    model = mlp()
+    with recorded(directory) as make:
+        scaler, optimizer = make(model=model, init_scale=2.0**10), torch.optim.SGD(model.parameters(), 1e-5)
+        for window in range(windows):
+            length = lengths[window % len(lengths)]
+            optimizer.zero_grad()
+            for part in range(length):
+                with half():
+                    loss = regression(model, 10 * window + part) / divide(length)
+                scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_a_loss_that_is_not_divided_by_the_micro_batches(tmp_path):
+    accumulated(tmp_path, lambda length: 1)
+    assert above_info(tmp_path) == [("accumulation", "warning")]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4, 4, 4, 4, 2), (4,), (1, 8, 2, 4)])
+def test_a_loss_that_is_divided_is_silent(tmp_path, lengths):
+    accumulated(tmp_path, lambda length: length, lengths)
+    assert above_info(tmp_path) == []
+
+
+def test_windows_of_one_length_tell_nothing(tmp_path):
+    accumulated(tmp_path, lambda length: 1, (4,))
+    assert above_info(tmp_path) == []
+
+
+def far_apart(directory, weight, steps=70):
+    """A layer whose gradients reach the end of float16, and a model whose loss hardly counts beside it."""
+    greater, lesser = nn.Linear(8, 64), Transformer(16)
+    model = nn.ModuleList([greater, lesser])
+    with recorded(directory) as scaler:
+        train(
+            model,
+            scaler(model=model, init_scale=2.0**16, growth_interval=10),
+            lambda step: (greater(features(step)) * 4.0).float().square().mean() + lesser.loss(step) * weight,
+            steps=steps,
+            optimizer=torch.optim.SGD(model.parameters(), 1e-9),
+        )
+
+
+@pytest.mark.parametrize(("weight", "kinds"), [(2.0**-30, ["narrow_range"]), (1e-2, [])])
+def test_gradients_too_far_apart_for_one_scale(tmp_path, weight, kinds):
+    far_apart(tmp_path, weight)
+    assert [kind for kind, _ in above_info(tmp_path)] == kinds
+
+
+def test_a_loss_summed_over_many_samples_is_explained(tmp_path):
+    model, x = nn.Linear(8, 1), features(0, rows=20_000) + 2
+    with recorded(tmp_path) as scaler:
+        train(
+            model,
+            scaler(model=model),
+            lambda step: (model(x).float() - 3).square().sum(),
+            steps=140,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-7),
+        )
+    assert [(f.kind, f.severity) for f in findings(tmp_path)] == [
+        ("summed_loss", "info"),
+        ("calibration", "info"),
+    ]

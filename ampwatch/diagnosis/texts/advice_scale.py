@@ -77,6 +77,32 @@ SCALE: Final[dict[str, list[Advice]]] = {
             "If the gradients stay zero at 65536, the loss does not depend on the parameters there: look at the loss."
         ),
     ],
+    "accumulation": [
+        Advice(
+            "Divide the loss of each micro-batch by the number of micro-batches in its window, the last window's own too.",
+            "loss = model(micro_batch) / len(window)",
+        ),
+        Advice(
+            "If it is meant to be a sum, look at the learning rate and the clip: both see a gradient that many times as large."
+        ),
+    ],
+    "narrow_range": [
+        Advice(
+            "Train in bfloat16, which has float32's range, and drop the scaler.",
+            "with torch.autocast(device, dtype=torch.bfloat16): ...",
+        ),
+        Advice(
+            "Or compute the layers at one end in float32: {high}, whose gradients are large, or {low}, whose are small.",
+            "with torch.autocast(device, enabled=False):\n    y = layer(x.float())",
+        ),
+        Advice("Not a cure: another scale. A larger one overflows, a smaller one loses more."),
+    ],
+    "summed_loss": [
+        Advice(
+            "To have the usual scales back, take the mean instead of the sum, with the learning rate to match.",
+            "loss = loss.mean()",
+        ),
+    ],
     "calibration": [
         Advice(
             "To save these attempts next time, start at the scale it settled at. A lower start shortens this burst and "

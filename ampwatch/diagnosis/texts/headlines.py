@@ -165,6 +165,18 @@ HEADLINES: Final = {
         "Every gradient is exactly zero since {first} although the loss is not, at loss scale {scale}: they "
         "underflow. {recovery}"
     ),
+    "accumulation": (
+        "The gradient grows with the number of micro-batches in a window, seen since {first}: the loss is not divided by "
+        "that number, so that windows of different length count differently. It goes on until it is."
+    ),
+    "narrow_range": (
+        "No single loss scale serves all tensors since {first}: {low} loses {share} of its elements to underflow, and at a "
+        "larger scale {high} overflows. It does not recover by itself."
+    ),
+    "summed_loss": (
+        "The loss scale is {scale}, below 1, since {first}, steps are taken and the loss falls: the loss is a sum over many "
+        "elements. Healthy, nothing to do."
+    ),
     "useless_scaler": (
         "A GradScaler runs with {dtype} autocast, where it protects nothing. Training is not harmed, but every "
         "step pays a pass over the gradients."

@@ -1,0 +1,85 @@
+import pytest
+from build import Run
+
+
+def windows(
+    exponent: float, odd: int = 3, noise: tuple[float, ...] = (1.0,), lengths: tuple[int, int] = (4, 2)
+) -> list[str]:
+    """Windows of 4 micro-batches, every 6th of 2, whose norm goes with the length to a power."""
+    run = Run()
+    for i in range(6 * odd):
+        length = lengths[i % 6 == 5]
+        run.clean(1, norm=float(length) ** exponent * noise[i % len(noise)])
+        run.rows[-1] |= {"micro_batches": length, "losses": length}
+    return [f.kind for f in run.findings()]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "kinds"),
+    [(1.0, ["accumulation"]), (0.75, ["accumulation"]), (0.5, []), (0.0, []), (-0.5, []), (1.5, [])],
+)
+def test_a_sum_goes_with_a_power_of_about_1(exponent: float, kinds: list[str]):
+    assert windows(exponent, odd=6) == kinds
+
+
+def test_three_windows_of_another_length_are_wanted():
+    assert [windows(1.0, odd=n) for n in (2, 3)] == [[], ["accumulation"]]
+
+
+def test_norms_that_vary_much_prove_nothing():
+    assert windows(0.0, odd=6, noise=(1.0, 8.0, 0.2, 3.0, 0.5)) == []
+
+
+def test_one_length_tells_nothing():
+    assert windows(1.0, odd=6, lengths=(4, 4)) == []
+
+
+def below_one(n: int, losses: tuple[float, float]) -> list[str]:
+    run = Run(scale=0.5).clean(
+        loss=[losses[0] + (losses[1] - losses[0]) * i / n for i in range(n)], norm=[1.0] * n
+    )
+    return [f.kind for f in run.findings()]
+
+
+@pytest.mark.parametrize(
+    ("n", "losses", "kinds"),
+    [(99, (9.0, 8.0), []), (100, (9.0, 8.0), ["summed_loss"]), (100, (8.0, 9.0), [])],
+)
+def test_a_hundred_steps_below_1_with_a_falling_loss(n: int, losses: tuple[float, float], kinds: list[str]):
+    assert below_one(n, losses) == kinds
+
+
+def test_a_scale_of_1_is_not_below_it():
+    run = Run(scale=1.0).clean(loss=[9.0 - 0.01 * i for i in range(200)], norm=[1.0] * 200)
+    assert run.kinds() == []
+
+
+def samples(worst: int, largest: float, over: int) -> list[str]:
+    """A tensor that loses some of 1000 elements, beside one that reaches far up, in samples over so many attempts."""
+    run = Run().event("origin", attempt=0, origins={"0": "float16", "1": "float16"})
+    for _ in range(over // 10 + 1):
+        run.clean(10)
+        run.tensor({-24: 300, -23: 200, -22: 130}, zeros=worst).tensor({0: 400}, tensor=1, max_abs=largest)
+    return [f.kind for f in run.findings()]
+
+
+@pytest.mark.parametrize(
+    ("worst", "largest", "over", "kinds"),
+    [
+        (600, 50000.0, 50, ["narrow_range"]),
+        (600, 50000.0, 40, []),
+        (600, 30.0, 50, ["underflow"]),
+        (10, 50000.0, 50, []),
+    ],
+)
+def test_a_scale_that_can_neither_stay_nor_grow(worst: int, largest: float, over: int, kinds: list[str]):
+    assert samples(worst, largest, over) == kinds
+
+
+def test_a_scale_that_overflowed_a_step_higher_cannot_be_raised():
+    run = Run(interval=1000).event("origin", attempt=0, origins={"0": "float16"}).clean(200).skip(1)
+    run.event("skip", attempt=200, tensors=[7])
+    for _ in range(6):
+        run.clean(10).tensor({-24: 300, -23: 200, -22: 130}, zeros=600)
+    (finding,) = [f for f in run.findings() if f.severity != "info"]
+    assert (finding.kind, "tensor 7 overflows" in finding.headline) == ("narrow_range", True)
