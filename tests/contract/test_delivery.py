@@ -80,4 +80,4 @@ def test_with_a_wrong_token_everything_is_kept_on_disk(tmp_path, server, caplog)
     assert get(server, "runs")["items"] == []
     assert [batch.kind for batch in spool.read(tmp_path / "runs")][:2] == ["events", "attempts"]
     assert [message for message in caplog.messages if "set AMPWATCH_TOKEN" in message] != []
-    assert f"they are kept in {tmp_path / 'runs'}" in caplog.text
+    assert f"the records are kept in {tmp_path / 'runs'}" in caplog.text
