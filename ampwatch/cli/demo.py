@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -174,7 +177,16 @@ def _print_verdicts(console: Console, rows: list[dict[str, Any]], directory: Pat
     console.print()
     console.print(table)
     console.print("\nThe same from the records alone:")
-    console.print(f"[bold]ampwatch diagnose {directory / 'runs'}[/]", soft_wrap=True, highlight=False)
+    again = f"{_typed()} diagnose {shlex.quote(str(directory / 'runs'))}"
+    console.print(f"[bold]{again}[/]", soft_wrap=True, highlight=False)
+
+
+def _typed() -> str:
+    """What to type for this program: where it was installed it may not be on the PATH."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return "python -m ampwatch"
+    return program.name if shutil.which(program.name) == str(program) else str(program)
 
 
 def _serve_on(console: Console, server: Running) -> None:
