@@ -24,12 +24,18 @@ COLOURS_OF_WORDS = {"healthy": "green", "warning": "yellow", "failing": "red", "
 
 
 def diagnose(
-    path: Annotated[Path, typer.Argument(help="Folder of one recorded run, or of several.")] = RECORDED,
+    path: Annotated[
+        Path, typer.Argument(help="Folder of one recorded run, or of several; or a trace, .csv or .jsonl.")
+    ] = RECORDED,
+    policy: Annotated[str, typer.Option(help="Policy of the scaler that a trace is of.")] = "torch",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what the records prove: the verdict of each run, its findings, their evidence and advice."""
     from ampwatch.diagnosis import diagnose_run
 
+    if path.is_file():
+        _diagnose_trace(path, policy, json_)
+        return
     diagnosed = {run: diagnose_run(where) for run, where in spool.run_directories(path).items()}
     if json_:
         rows = [_as_dict(run, diagnosis) for run, diagnosis in diagnosed.items()]
@@ -40,6 +46,25 @@ def diagnose(
     console = Console(highlight=False)
     for run, diagnosis in diagnosed.items():
         _print_run(console, run, diagnosis)
+
+
+def _diagnose_trace(path: Path, policy: str, json_: bool) -> None:
+    """The same of a trace, and what it does not hold."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ampwatch.diagnosis import Diagnosis, read_trace
+
+    trace = read_trace(path, policy)
+    diagnosis = Diagnosis.from_batches(trace.batches)
+    if json_:
+        typer.echo(as_json({**_as_dict(path.name, diagnosis), "not_judged": trace.not_judged}))
+        return
+    console = Console(highlight=False)
+    _print_run(console, path.name, diagnosis)
+    _print(console, Text("Not judged:", "bold"))
+    for missing in trace.not_judged:
+        _print(console, Text(f"· {missing}", "dim"), indent=2)
 
 
 def _as_dict(run: str, diagnosis: Diagnosis) -> dict[str, object]:

@@ -121,6 +121,10 @@ class Described:
         """The growth interval of the scaler of a stream, in attempts."""
         return int(self.scaler_of(stream).get("growth_interval") or DEFAULT_INTERVAL)
 
+    def hysteresis(self, stream: int) -> int:
+        """Overflows from one backoff of the scaler to the next."""
+        return int(self.scaler_of(stream).get("hysteresis") or 1)
+
     def scaler_of(self, stream: int) -> dict[str, Any]:
         """The `scaler` event's data for a stream; empty where it is not known."""
         index = self.streams.get(stream, {}).get("scaler")

@@ -33,7 +33,7 @@ from .gradients import accumulation, cleaned_gradients, clip_scaled, grads_not_c
 from .poisoned import poisoned
 from .precedence import settle
 from .precision import useless_scaler
-from .progress import no_updates, summed_loss
+from .progress import no_updates, summed_loss, unscaled_by_new_scale
 from .rows import Ledger
 from .samples import Sample, Samples
 from .scale_range import underflow
@@ -61,6 +61,7 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     norm_overflow,
     accumulation,
     summed_loss,
+    unscaled_by_new_scale,
     divergence,
     fused_optimizer,
     poisoned,
@@ -184,16 +185,22 @@ class _Producer:
     def streams(self) -> dict[int, Stream]:
         """The facts of each stream, up to date."""
         rows, again = self._ledger.take()
-        stale = any(s.interval != self._described.interval(i) for i, s in self._streams.items())
+        stale = any(not self._is_current(i, s) for i, s in self._streams.items())
         if stale:
             rows = self._ledger.all()
         if again or stale:
             self._streams = {}
         for index in np.unique(rows["stream"]).tolist():
             if index not in self._streams:
-                self._streams[index] = Stream(interval=self._described.interval(index))
+                self._streams[index] = Stream(
+                    self._described.interval(index), self._described.hysteresis(index)
+                )
             self._streams[index].fold(rows[rows["stream"] == index])
         return self._streams
+
+    def _is_current(self, index: int, stream: Stream) -> bool:
+        known = self._described.interval(index), self._described.hysteresis(index)
+        return known == (stream.interval, stream.hysteresis)
 
     def cases(self) -> Iterator[Case]:
         """A case for each stream, in order; an empty one for a job that ended before its first update()."""

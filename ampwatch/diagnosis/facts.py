@@ -41,6 +41,7 @@ PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
 PERIODS: Final = 4  # equal gaps between single skips
 AFTER_GROWTH: Final = 3  # attempts by which a period is longer than the growth interval; a probe comes sooner
+HALF: Final = (0.4, 0.62)  # of the norm before
 DEFAULT_INTERVAL: Final = 2000
 
 
@@ -71,6 +72,7 @@ class Episode:
     after_growth: bool
     loss_before: float
     trend: Trend | None
+    hysteresis: int = 1
     last: Moment = NEVER
     scale_last: float = -1.0  # at the last of them
     scale_after: float = 0.0
@@ -133,14 +135,14 @@ class Episode:
         if self.nonfinite > self.innocent or self.trend or (self.innocent and self.at_one):
             return False
         just_begun = self.after_first_taken <= CALIBRATION_ATTEMPTS and not self.after_growth
-        return self.taken_before == 0 or (just_begun and self.attempts <= CALIBRATION_RUN)
+        return self.taken_before == 0 or (just_begun and self.attempts <= CALIBRATION_RUN * self.hysteresis)
 
     @property
     def probes(self) -> bool:
         """Such a loss, a short run, and a scale near the highest clean one: the ordinary skip."""
         near = self.scale >= self.high / PROBE_DEPTH > 0
         ordinary = self.nonfinite == self.innocent and not self.trend
-        return ordinary and self.attempts <= PROBE_RUN and near
+        return ordinary and self.attempts <= PROBE_RUN * self.hysteresis and near
 
 
 class Periodic(NamedTuple):
@@ -180,9 +182,11 @@ class Stream:
 
     Arguments:
         interval: the scaler's growth interval, in attempts.
+        hysteresis: overflows from one backoff to the next; 1 for torch's policy.
     """
 
     interval: int = DEFAULT_INTERVAL
+    hysteresis: int = 1
     attempts: int = 0
     taken: int = 0
     skips: int = 0
@@ -192,6 +196,9 @@ class Stream:
     last: Moment = NEVER
     first_taken: Moment | None = None
     first_growth: Moment | None = None
+    halved: int = 0  # growths whose norm is half of those before …
+    whole: int = 0  # … and those whose norm is not
+    first_halved: Moment | None = None
     first: Moment | None = None
     first_scale: float = 0.0
     first_loss: float = math.nan
@@ -333,6 +340,7 @@ class Stream:
             after_growth=self.growths > 0,
             loss_before=median(before.tolist()) if before.size else float("nan"),
             trend=self.diverged,
+            hysteresis=self.hysteresis,
             first_bad_elements=bad,
         )
 
@@ -364,6 +372,7 @@ class Stream:
         self.growths += len(grew)
         self.growths_since_skip += len(grew)
         if len(grew):
+            self._note_halvings(rows, grew)
             self.first_growth = self.first_growth or moment_of(rows[grew[0]])
         for start, stop in _runs(rows["scale"]):
             scale, last = float(rows["scale"][start]), int(rows["attempt"][stop - 1])
@@ -371,6 +380,18 @@ class Stream:
                 self.clean_scales.pop()
             self.clean_scales.append((scale, last))
         self._forget_scales(int(rows["attempt"][-1]))
+
+    def _note_halvings(self, rows: Rows, grew: npt.NDArray[np.int64]) -> None:
+        """Whether the gradients of growths were divided by the grown scale."""
+        norms = np.concatenate([self.recent[:, 3], rows["norm"]])
+        for i in grew.tolist():
+            before = norms[: len(self.recent) + i]
+            usual = before[np.isfinite(before)][-8:]
+            if len(usual) and rows["norm"][i] > 0:
+                halved = HALF[0] < rows["norm"][i] / median(usual.tolist()) < HALF[1]
+                self.halved, self.whole = self.halved + halved, self.whole + (not halved)
+                if halved:
+                    self.first_halved = self.first_halved or moment_of(rows[i])
 
     def _forget_scales(self, now: int) -> None:
         while self.clean_scales and self.clean_scales[0][1] < now - 2 * self.interval:

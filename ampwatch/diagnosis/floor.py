@@ -20,7 +20,11 @@ DEAD_RUN: Final = 20
 def scale_floor(case: Case) -> Iterator[Finding]:
     """An open run of skips at a scale that does not fall any more."""
     episode = case.stream.open
-    if episode is None or episode.held < FLOOR_ERROR or episode.first_held is None:
+    if (
+        episode is None
+        or episode.held < FLOOR_ERROR + case.stream.hysteresis - 1
+        or episode.first_held is None
+    ):
         return
     severity: Severity = "fatal" if episode.held >= FLOOR_FATAL or episode.at_one > FLOOR_ERROR else "error"
     scale, skips = texts.power(episode.scale_last), texts.skipped(episode.held)

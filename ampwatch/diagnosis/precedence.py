@@ -44,6 +44,7 @@ PRECEDENCE: Final = (
     "useless_scaler",
     "schedule_ahead",
     "summed_loss",
+    "unscaled_by_new_scale",
     "spike",
     "growth_probe",
     "calibration",

@@ -65,3 +65,25 @@ def summed_loss(case: Case) -> Iterator[Finding]:
         confidence=0.8,
         state="explained",
     )
+
+
+def unscaled_by_new_scale(case: Case) -> Iterator[Finding]:
+    """A framework that updates its scale before it unscales: half a gradient at each growth."""
+    stream, first = case.stream, case.stream.first_halved
+    if (
+        not case.described.scaler_of(case.index).get("new_scale")
+        or first is None
+        or stream.halved <= stream.whole
+    ):
+        return
+    text = (
+        f"At {stream.halved} of {stream.halved + stream.whole} growths the norm was half of the norms before."
+    )
+    yield case.finding(
+        "unscaled_by_new_scale",
+        "info",
+        texts.HEADLINES["unscaled_by_new_scale"].format(first=texts.at(first)),
+        first=first,
+        evidence=[Evidence(text=text, value=stream.halved, unit="growths", attempt=first.attempt)],
+        state="explained",
+    )

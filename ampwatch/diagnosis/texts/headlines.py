@@ -177,6 +177,10 @@ HEADLINES: Final = {
         "The loss scale is {scale}, below 1, since {first}, steps are taken and the loss falls: the loss is a sum over many "
         "elements. Healthy, nothing to do."
     ),
+    "unscaled_by_new_scale": (
+        "Gradients are divided by the scale of the next step: at each growth, first at {first}, the applied gradient is half "
+        "of the true one. Known of this framework, nothing to do."
+    ),
     "useless_scaler": (
         "A GradScaler runs with {dtype} autocast, where it protects nothing. Training is not harmed, but every "
         "step pays a pass over the gradients."
@@ -238,6 +242,19 @@ NOT_CLEARED: Final = {
     "skips": "It is so after some attempts only: zero_grad() may depend on whether the step was taken.",
 }
 OVERFLOWN_NORM: Final = "The logged norm is inf or NaN, and no gradient is."
+
+NOT_JUDGED: Final = {
+    "found_inf": "Without `found_inf` a skip is seen only where the scale fell.",
+    "hysteresis": "With hysteresis not every skip lowers the scale, so that some are not seen.",
+    "loss": "Without `loss`: losses that are not finite, divergence, sums that explain a scale below 1.",
+    "norm": "Without `grad_norm`: divergence, clipping of scaled gradients, accumulation.",
+    "lr": "Without `lr`: schedules that run ahead.",
+    "batch_id": "Without `batch_id`: which batch a loss belongs to.",
+    "instrumentation": (
+        "A trace never tells where: modules, tensors, dtypes, poisoned weights, underflow and the order of calls need a "
+        "recorded run (ampwatch.GradScaler or ampwatch.watch)."
+    ),
+}
 
 RAISED: Final = {
     True: "torch refuses it with an error.",

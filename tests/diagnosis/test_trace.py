@@ -1,0 +1,190 @@
+"""Traces of trainings that were not recorded."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from ampwatch.diagnosis import diagnose, diagnose_run, read_trace
+from ampwatch.diagnosis.trace import POLICIES
+from ampwatch.errors import InvalidBatch, RunNotFound
+
+
+def csv_of(path: Path, *columns: list[object], names: str = "attempt scale found_inf loss") -> Path:
+    rows = zip(*columns, strict=True)
+    lines = [",".join(names.split()), *(",".join(map(str, row)) for row in rows)]
+    file = path / "trace.csv"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def scales(start: float, skipped: list[int], hysteresis: int = 1, floor: float = 0.0) -> list[float]:
+    """The scale of each attempt: halved at every so-manieth skip."""
+    found, left = [], hysteresis
+    for skip in skipped:
+        found.append(start)
+        left -= skip
+        if skip and left <= 0:
+            start = max(start / 2, floor)
+    return found
+
+
+def kinds(path: Path, policy: str = "torch") -> list[tuple[str, str]]:
+    return [(f.kind, f.severity) for f in diagnose(path, policy)]
+
+
+def test_attempt_and_scale_are_enough(tmp_path):
+    file = csv_of(
+        tmp_path, list(range(40)), [2.0 ** (32 - min(i, 12)) for i in range(40)], names="attempt scale"
+    )
+    (finding,) = diagnose(file)
+    assert (finding.kind, finding.last_attempt) == ("calibration", 11)
+
+
+def test_json_lines_say_the_same(tmp_path):
+    skips = [1] * 3 + [0] * 20
+    file = csv_of(tmp_path, list(range(23)), scales(2.0**16, skips), skips, [1.0] * 23)
+    lines = [
+        {"attempt": i, "loss_scale": s, "overflow": bool(k), "loss": 1.0}
+        for i, (s, k) in enumerate(zip(scales(2.0**16, skips), skips, strict=True))
+    ]
+    other = tmp_path / "trace.jsonl"
+    other.write_text("\n".join(map(json.dumps, lines)))
+    assert [f.headline for f in diagnose(file)] == [f.headline for f in diagnose(other)]
+
+
+def test_two_skips_in_a_row_are_one_probe_with_hysteresis_2(tmp_path):
+    """6 skips at the start, two more at 500: DeepSpeed's."""
+    skips = [1] * 6 + [0] * 494 + [1] * 4 + [0] * 100
+    path = csv_of(tmp_path, list(range(604)), scales(2.0**16, skips, 2), skips, [1.0] * 604)
+    assert kinds(path, "deepspeed") == [("growth_probe", "info"), ("calibration", "info")]
+    assert sorted(kinds(path)) == [("calibration", "info"), ("spike", "info")]
+
+
+def test_a_floor_is_told_as_one(tmp_path):
+    """Keras 2: the scale stays at 1, and nothing is said by the framework."""
+    skips = [0] * 50 + [1] * 40
+    path = csv_of(tmp_path, list(range(90)), scales(2.0**15, skips, floor=1.0), skips, [1.0] * 90)
+    assert kinds(path, "keras2") == [("scale_floor", "fatal")]
+
+
+def test_a_norm_that_explodes_and_one_that_does_not(tmp_path):
+    """The same path of the scale: one training diverges, the other has a summed loss."""
+    grows = [1.0] * 60 + [1.4**i for i in range(30)]
+    skips = [0] * 75 + [0, 1, 0] * 5
+    names = "attempt scale found_inf loss grad_norm"
+    diverging = csv_of(tmp_path, list(range(90)), scales(0.25, skips), skips, grows, grows, names=names)
+    assert kinds(diverging)[0] == ("divergence", "fatal")
+    flat = csv_of(
+        tmp_path,
+        list(range(90)),
+        scales(0.25, skips),
+        skips,
+        [9 - 0.05 * i for i in range(90)],
+        [1.0] * 90,
+        names=names,
+    )
+    assert [k for k, severity in kinds(flat) if severity != "info"] == []
+
+
+def test_a_loss_that_is_nan(tmp_path):
+    skips = [0] * 50 + [1] * 12
+    path = csv_of(tmp_path, list(range(62)), scales(2.0**16, skips), skips, [1.0] * 50 + [math.nan] * 12)
+    assert kinds(path) == [("nonfinite_forward", "fatal")]
+
+
+def test_what_was_cleaned_shows_in_a_trace(tmp_path):
+    names = "attempt scale found_inf loss grad_norm"
+    losses = [1.0] * 20 + ["nan"] + [1.0] * 5
+    path = csv_of(tmp_path, list(range(26)), [1024] * 26, [0] * 26, losses, [0.5] * 26, names=names)
+    assert kinds(path) == [("cleaned_gradients", "error")]
+
+
+def test_batches_are_named_by_a_trace(tmp_path):
+    losses = ["inf" if i % 30 == 17 else 1.0 for i in range(80)]
+    skips = [int(loss == "inf") for loss in losses]
+    batches = [i % 30 for i in range(80)]
+    path = csv_of(
+        tmp_path,
+        list(range(80)),
+        scales(2.0**16, skips),
+        skips,
+        losses,
+        batches,
+        names="attempt scale found_inf loss batch_id",
+    )
+    assert "Batch 17" in diagnose(path)[0].headline
+
+
+def test_ranks_are_told_apart(tmp_path):
+    file = csv_of(tmp_path, [0, 0, 1, 1], [8, 8, 8, 8], [0, 1, 0, 1], names="attempt scale rank")
+    assert len({batch.producer for batch in read_trace(file).batches}) == 2
+
+
+def test_what_cannot_be_judged_is_said(tmp_path):
+    file = csv_of(tmp_path, [0, 1], [8, 8], names="attempt scale")
+    assert [text.split("`")[1] if "`" in text else text[:18] for text in read_trace(file).not_judged] == [
+        "found_inf",
+        "loss",
+        "grad_norm",
+        "lr",
+        "batch_id",
+        "A trace never tell",
+    ]
+    assert any("hysteresis" in text for text in read_trace(file, "megatron").not_judged)
+
+
+def test_half_a_gradient_at_each_growth_is_explained_where_the_policy_does_that(tmp_path):
+    columns = [list(range(60)), [2.0 ** (12 + i // 20) for i in range(60)], [0] * 60, [2.0] * 60]
+    path = csv_of(
+        tmp_path,
+        *columns,
+        [0.5 if i % 20 == 19 else 1.0 for i in range(60)],
+        names="attempt scale found_inf loss grad_norm",
+    )
+    assert kinds(path, "deepspeed") == [("unscaled_by_new_scale", "info")]
+    assert kinds(path, "megatron") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("attempt,loss\n0,1\n", "line 2.scale"),
+        ("attempt,scale\n0.5,1\n", "line 2.attempt"),
+        ("attempt,scale\n-1,1\n", "line 2.attempt"),
+        ("attempt,scale\nx,1\n", "line 2.attempt"),
+        ("attempt,scale\n", "trace"),
+        ("", "trace"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(tmp_path, text, field):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InvalidBatch) as caught:
+        diagnose(tmp_path / "t.csv")
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"attempt": 0}'])
+def test_a_line_that_is_no_attempt_is_named(tmp_path, line):
+    (tmp_path / "t.jsonl").write_text('{"attempt": 0, "scale": 1}\n' + line)
+    with pytest.raises(InvalidBatch, match="line 2"):
+        diagnose(tmp_path / "t.jsonl")
+
+
+def test_a_policy_or_a_file_that_does_not_exist(tmp_path):
+    (tmp_path / "t.csv").write_text("attempt,scale\n0,1\n")
+    with pytest.raises(InvalidBatch, match="it must be one of torch, apex"):
+        diagnose(tmp_path / "t.csv", "amp")
+    with pytest.raises(RunNotFound):
+        diagnose(tmp_path / "nothing.csv")
+
+
+def test_a_verdict_of_a_trace(tmp_path):
+    file = csv_of(tmp_path, list(range(30)), [1024] * 30, [0] * 30, [1.0] * 30)
+    assert diagnose_run(file).verdict().sentence == "Healthy: 30 steps taken, 0 skipped; loss scale 2^10."
+
+
+def test_every_policy_is_in_the_docs():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert [name for name in POLICIES if f"`{name}`" not in page] == []
