@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ._text import escape, finite, moment_text, number_text, shorten
+from ._text import NOWHERE, escape, finite, moment_text, number_text, shorten
 from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout, color_bar
 
 Json = Mapping[str, Any]
@@ -52,12 +52,13 @@ _BAR_UNITS: Final = {
 }
 
 
-def heatmap(heatmap: Json, theme: Theme) -> Figure:
+def heatmap(heatmap: Json, theme: Theme, begins: Mapping[str, int] = NOWHERE) -> Figure:
     """Tensors (rows) × attempts (columns), the worst of each column.
 
     Arguments:
         heatmap: `Heatmap` of docs/rest.md.
         theme: colours.
+        begins: by producer, how many attempts the processes of its rank have made before it.
 
     The row's number is its place in `heatmap["tensors"]`, whose id is in `customdata`. Columns in which nothing was
     recorded are left out, so that samples taken every 25 attempts stand side by side. `layout.height` is in pixels.
@@ -67,9 +68,10 @@ def heatmap(heatmap: Json, theme: Theme) -> Figure:
     kept = _recorded_columns(heatmap["values"], len(heatmap["attempt"]))
     rows = [[finite(row[c]) for c in kept] for row in heatmap["values"]]
     moments = [(heatmap["step"][c], heatmap["attempt"][c]) for c in kept]
+    before = next((begins.get(tensor["producer"], 0) for tensor in heatmap["tensors"]), 0) if begins else 0
     trace = {
         "type": "heatmap",
-        "x": [attempt for _, attempt in moments],
+        "x": [before + attempt for _, attempt in moments],
         "y": list(range(len(rows))),
         "z": [[_colored(stat, value) for value in row] for row in rows],
         "customdata": [[tensor["id"]] * len(kept) for tensor in heatmap["tensors"]],

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ._text import moment_text, scale_text
+from ._text import NOWHERE, moment_text, scale_text
 from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout, color_bar
 
 Json = Mapping[str, Any]
@@ -20,12 +20,13 @@ _MARGIN_BINS: Final = 2  # empty bins shown around the filled ones and the limit
 _LEAST: Final = 1e-5  # share of elements at the dark end of the ramp
 
 
-def histogram(histograms: Json, theme: Theme) -> Figure:
+def histogram(histograms: Json, theme: Theme, begins: Mapping[str, int] = NOWHERE) -> Figure:
     """Attempts × bins of log2|scaled gradient|, coloured by the share of the non-zero finite elements in the bin.
 
     Arguments:
         histograms: the answer of `/tensors/{id}/histograms` in docs/rest.md; bin b holds 2^b <= |s| < 2^(b+1).
         theme: colours.
+        begins: by producer, how many attempts the processes of its rank have made before it.
 
     Lines mark the limits of float16. Empty bins stay blank.
     """
@@ -33,9 +34,10 @@ def histogram(histograms: Json, theme: Theme) -> Figure:
     bins: Sequence[int] = histograms["bins_log2"]
     shares = [_shares(counts) for counts in histograms["hist"]]
     filled = [b for b in range(len(bins)) if any(row[b] is not None for row in shares)]
+    before = begins.get(histograms["producer"], 0) if begins else 0
     trace = {
         "type": "heatmap",
-        "x": list(histograms["attempt"]),
+        "x": [before + attempt for attempt in histograms["attempt"]],
         "y": [b + 0.5 for b in bins],
         "z": [[_log10(row[b]) for row in shares] for b in range(len(bins))],
         "text": [[_text(histograms, i, b, row[b]) for i, row in enumerate(shares)] for b in range(len(bins))],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ._text import moment_text, number_text, scale_height, scale_text
+from ._text import NOWHERE, moment_text, number_text, scale_height, scale_text
 from ._theme import Palette
 
 Json = Mapping[str, Any]
@@ -28,7 +28,9 @@ _FEW: Final = 60
 _TOP: Final = 0.93  # height in the loss panel of the marks for losses that have no height
 
 
-def event_traces(events: Iterable[Json], palette: Palette) -> list[dict[str, Any]]:
+def event_traces(
+    events: Iterable[Json], palette: Palette, begins: Mapping[str, int] = NOWHERE
+) -> list[dict[str, Any]]:
     """One trace for each kind of event; a skip stands at the scale that failed, a change at the scale it made.
 
     Where an event has `count` and `last_attempt` it stands for so many of its kind, itself the first; the text says so.
@@ -37,10 +39,12 @@ def event_traces(events: Iterable[Json], palette: Palette) -> list[dict[str, Any
     for event in events:
         if event["type"] in SYMBOLS:
             by_type.setdefault(event["type"], []).append(event)
-    return [_event_trace(kind, by_type[kind], palette) for kind in SYMBOLS if kind in by_type]
+    return [_event_trace(kind, by_type[kind], palette, begins) for kind in SYMBOLS if kind in by_type]
 
 
-def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[str, Any]:
+def _event_trace(
+    kind: str, events: Sequence[Json], palette: Palette, begins: Mapping[str, int]
+) -> dict[str, Any]:
     height = "scale" if kind == "skip" else "scale_after"
     total = sum(_count(event) for event in events)
     grouped = f" ({total:,}, close ones together)" if total > len(events) else ""
@@ -57,7 +61,7 @@ def _event_trace(kind: str, events: Sequence[Json], palette: Palette) -> dict[st
         "type": "scatter",
         "mode": "markers",
         "name": NAMES[kind] + grouped,
-        "x": [event["attempt"] for event in events],
+        "x": [event["attempt"] + begins.get(event.get("producer", ""), 0) for event in events],
         "y": [scale_height(event["data"].get(height)) for event in events],
         "xaxis": "x",
         "yaxis": "y",
@@ -115,7 +119,7 @@ def _nonfinite_trace(streams: Sequence[Json], key: str, name: str, symbol: str, 
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [s["attempt"][i] for s, i, _ in points],
+        "x": [s["x"][i] for s, i, _ in points],
         "y": [_TOP] * len(points),
         "xaxis": "x",
         "yaxis": "y4",

@@ -25,6 +25,31 @@ def finding_shapes(
     return bands, labels
 
 
+def placed_finding(finding: Json, begins: Mapping[str, int]) -> Json:
+    """A finding whose attempts are where its process stands on the axis."""
+    before = begins.get(finding.get("producer", ""), 0)
+    if before == 0 or finding["first_attempt"] < 0:
+        return finding
+    ends = {end: finding[end] + before for end in ("first_attempt", "last_attempt")}
+    return {**finding, **ends}
+
+
+def add_seams(layout: dict[str, Any], streams: Sequence[Json], palette: Palette) -> None:
+    """A line where a process of the lowest rank follows another: a job that was resumed."""
+    lowest = min((stream["rank"] for stream in streams), default=0)
+    seams = {s["begins"]: s["producer"] for s in streams if s["rank"] == lowest and s["begins"] > 0}
+    for at, producer in seams.items():
+        line = {"color": palette.muted, "width": 1, "dash": "dash"}
+        place = {"xref": "x", "yref": "paper"}
+        layout["shapes"].append(
+            {"type": "line", "x0": at - 0.5, "x1": at - 0.5, "y0": 0, "y1": 1, "line": line} | place
+        )
+        text = {"text": f"resumed, process {producer[:6]}", "font": {"size": 11, "color": palette.muted}}
+        layout["annotations"].append(
+            text | place | {"x": at, "xanchor": "left", "y": 1, "yanchor": "top", "showarrow": False}
+        )
+
+
 def _band(finding: Json, palette: Palette) -> dict[str, Any]:
     color = palette.severities[finding["severity"]]
     return {

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
+NOWHERE: Final[Mapping[str, int]] = MappingProxyType({})  # of a run in which no process follows another
 ZERO_HEIGHT: Final = -150.0  # one binade below the smallest float32
 _WRITTEN_OUT_LOG2: Final = 30  # up to 2^±30 a power of two is also written out
 

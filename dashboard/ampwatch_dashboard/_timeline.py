@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ._marks import event_traces, nonfinite_traces
-from ._shapes import finding_shapes
-from ._text import ZERO_HEIGHT, escape, finite, moment_text, number_text, scale_height, scale_text
+from ._shapes import add_seams, finding_shapes, placed_finding
+from ._text import NOWHERE, ZERO_HEIGHT, escape, finite, moment_text, number_text, scale_height, scale_text
 from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
 
 Json = Mapping[str, Any]
 
 _LOG_FROM_RATIO: Final = 50.0  # a panel whose largest value is this many times its smallest gets a log axis
 _SHORT: Final = 80  # up to so many points each one gets a dot, so that one between two gaps is seen
+_DECADE_TICKS: Final = 4  # of a log axis; between powers of ten there are none
 _SCALE_TICKS: Final = 5
 _TICK_STEPS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # binades; float64 has 2,098
 
@@ -41,7 +42,13 @@ NORM: Final = Panel("norm", "gradient norm (L2)", "y3", (0.0, 0.27))
 PANELS: Final = (SCALE, LOSS, NORM)
 
 
-def timeline(series: Json, events: Iterable[Json], findings: Iterable[Json], theme: Theme) -> Figure:
+def timeline(
+    series: Json,
+    events: Iterable[Json],
+    findings: Iterable[Json],
+    theme: Theme,
+    begins: Mapping[str, int] = NOWHERE,
+) -> Figure:
     """Scale (log2), loss and norm over attempts, events and findings marked.
 
     Arguments:
@@ -49,26 +56,42 @@ def timeline(series: Json, events: Iterable[Json], findings: Iterable[Json], the
         events: `Event`s; those that changed the scale, and the skips, are drawn, each kind by its own mark.
         findings: `Finding`s; each is a band over all panels, named by its key.
         theme: colours.
+        begins: by producer, how many attempts the processes of its rank have made before it: each is drawn behind
+            the one before, with a seam between them.
 
     Where a point covers several attempts, its smallest and largest value span a band and the line is the mean:
     a spike of one attempt stays visible. Where a loss was NaN or infinite a mark stands at the top.
     """
     palette = PALETTES[theme]
-    streams: Sequence[Json] = series["streams"]
-    data = [
-        trace
-        for panel in PANELS
-        for i, stream in enumerate(streams)
-        for trace in _stream_traces(panel, stream, _label(stream, streams), i, palette)
-    ]
+    streams: Sequence[Json] = [_placed(stream, begins) for stream in series["streams"]]
+    data = [trace for panel in PANELS for trace in _panel_traces(panel, streams, palette)]
     data += nonfinite_traces(streams, palette)
-    data += event_traces(events, palette)
-    return {"data": data, "layout": _layout(streams, list(findings), palette)}
+    data += event_traces(events, palette, begins)
+    layout = _layout(streams, [placed_finding(finding, begins) for finding in findings], palette)
+    add_seams(layout, streams, palette)
+    return {"data": data, "layout": layout}
+
+
+def _placed(stream: Json, begins: Mapping[str, int]) -> Json:
+    """A stream with `x`, where its attempts stand on the axis, and `begins`."""
+    before = begins.get(stream["producer"], 0)
+    return {**stream, "begins": before, "x": [before + attempt for attempt in stream["attempt"]]}
+
+
+def _panel_traces(panel: Panel, streams: Sequence[Json], palette: Palette) -> Iterator[dict[str, Any]]:
+    """The streams of a panel; those of the processes of one rank look alike and are told once."""
+    lines = list(dict.fromkeys((stream["rank"], stream["stream"]) for stream in streams))
+    told: set[int] = set()
+    for stream in streams:
+        index = lines.index((stream["rank"], stream["stream"]))
+        for trace in _stream_traces(panel, stream, _label(stream, streams), index, palette):
+            yield trace | {"showlegend": trace["showlegend"] and index not in told}
+        told.add(index)
 
 
 def _label(stream: Json, streams: Sequence[Json]) -> str:
     """What tells this stream from the others: only the parts that differ between them."""
-    parts = {"rank": "rank {}", "stream": "stream {}", "producer": "process {:.6}"}
+    parts = {"rank": "rank {}", "stream": "stream {}"}
     told = [
         text.format(stream[key]) for key, text in parts.items() if len({other[key] for other in streams}) > 1
     ]
@@ -99,7 +122,7 @@ def _line(panel: Panel, stream: Json, column: Json, color: str, label: str) -> d
         "name": label or panel.title,
         "legendgroup": label,
         "showlegend": bool(label) and panel is SCALE,
-        "x": list(stream["attempt"]),
+        "x": list(stream["x"]),
         "y": y,
         "xaxis": "x",
         "yaxis": panel.yaxis,
@@ -119,7 +142,8 @@ def _hover(panel: Panel, stream: Json, column: Json, i: int, label: str) -> str:
         lines.append(
             f"{show(column['min'][i])} … {show(column['max'][i])} over {stream['stride']:,} attempts"
         )
-    return "<br>".join([*lines, *([label] if label else []), moment])
+    process = [f"process {stream['producer'][:6]}"] if stream["begins"] else []
+    return "<br>".join([*lines, *([label] if label else []), *process, moment])
 
 
 def _envelope(panel: Panel, stream: Json, column: Json, color: str, label: str) -> dict[str, Any]:
@@ -128,7 +152,7 @@ def _envelope(panel: Panel, stream: Json, column: Json, color: str, label: str) 
     x: list[float | None] = []
     y: list[float | None] = []
     for first, end in _stretches(low):
-        at = list(stream["attempt"][first:end])
+        at = list(stream["x"][first:end])
         at.append(at[-1] + stream["stride"])
         x += [*at, *reversed(at), at[0], None]
         top, bottom = high[first:end], low[first:end]
@@ -228,11 +252,13 @@ def _power(exponent: int) -> str:
 def _value_axis(panel: Panel, streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
     values = _values(panel, streams)
     wide = bool(values) and min(values) > 0 and max(values) / min(values) >= _LOG_FROM_RATIO
+    decades = math.log10(max(values) / min(values)) if wide else 0
+    ticks = {"dtick": math.ceil(decades / _DECADE_TICKS)} if wide else {"nticks": 5}
     return axis(
         palette,
         domain=list(panel.domain),
         fixedrange=True,
         type="log" if wide else "linear",
         exponentformat="power",
-        nticks=5,
+        **ticks,
     )

@@ -80,7 +80,7 @@ class Follower:
         known: Future[Stored] = Future()
         try:
             if not self._has(batch):
-                return self._inbox.append(batch, check(batch), time=self._written(batch))
+                return self._inbox.append(batch, check(batch), time=self._moment(batch))
             known.set_result(Stored(new=False))
         except AmpwatchError as error:
             known.set_exception(error)
@@ -108,6 +108,15 @@ class Follower:
         mine = query.where(t.producers.c.producer == batch.producer, t.receipts.c.seq == batch.seq)
         with self._database.read() as connection:
             return connection.execute(mine).scalar() == bytes.fromhex(batch.digest)
+
+    def _moment(self, batch: Batch) -> float | None:
+        """When a batch was made, as far as that is known: processes of a folder that was copied keep their order."""
+        written = self._written(batch)
+        if batch.kind != "events" or written is None:
+            return written
+        return min(
+            [written, *(event.time for event in batch.events() if event.type == "run" and event.time > 0)]
+        )
 
     def _written(self, batch: Batch) -> float | None:
         """When its producer last wrote: a run of last week shall not look alive because it is read today."""

@@ -96,6 +96,7 @@ class Producer(Model):
     host: str
     device: str
     attempts: int
+    begins: int = Field(description="attempts of the processes of its rank that came before it")
     last_seq: int
     missing: list[int]
     finished: bool
@@ -257,6 +258,7 @@ class Histograms(Model):
     """Histograms of one tensor over attempts."""
 
     tensor: int
+    producer: str | None = Field(description="the one that recorded it; null where none has")
     bins_log2: list[int]
     attempt: list[int]
     step: list[int | None]

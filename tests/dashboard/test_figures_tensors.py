@@ -65,6 +65,12 @@ def test_a_tensor_whose_description_has_not_arrived_says_so() -> None:
     assert trace["text"][0][0].split("<br>")[1] == "its description has not arrived"
 
 
+def test_a_process_that_follows_another_is_drawn_behind_it() -> None:
+    data = grid("norm", [[1.0, 1.0, 1.0]])
+    data["tensors"][0]["producer"] = "b"
+    assert figures.heatmap(data, "light", {"b": 100})["data"][0]["x"] == [100, 125, 150]
+
+
 def test_norms_and_counts_are_coloured_by_decades() -> None:
     (norm,) = figures.heatmap(grid("norm", [[100.0, 0.0, 0.01]]), "light")["data"]
     (count,) = figures.heatmap(grid("nonfinite", [[0, 9, 99]]), "light")["data"]

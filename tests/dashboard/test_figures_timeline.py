@@ -159,12 +159,28 @@ def test_wide_ranging_losses_get_a_logarithmic_axis() -> None:
     narrow = figures.timeline(series(stream(loss=column([2.0, 3.0, 1.0]))), [], [], "light")
     wide = figures.timeline(series(stream(loss=column([200.0, 3.0, 1.0]))), [], [], "light")
     assert [f["layout"]["yaxis2"]["type"] for f in (narrow, wide)] == ["linear", "log"]
+    assert wide["layout"]["yaxis2"]["dtick"] == 1  # powers of ten
 
 
 def test_streams_are_told_apart_by_what_differs() -> None:
     other = stream() | {"rank": 1}
     figure = figures.timeline(series(stream(), other), [], [], "light")
     assert [trace["name"] for trace in figure["data"]] == ["rank 0", "rank 1"]
+
+
+def test_a_resumed_job_is_one_line_with_a_seam() -> None:
+    again = stream() | {"producer": "b" * 32}
+    found = finding("fatal", 1, 2) | {"producer": "b" * 32}
+    skips = [SKIP | {"producer": "a" * 32}, SKIP | {"producer": "b" * 32}]
+    figure = figures.timeline(series(stream(), again), skips, [found], "light", {"a" * 32: 0, "b" * 32: 3})
+    first, second = (trace for trace in figure["data"] if trace["yaxis"] == "y" and "line" in trace)
+    assert (first["x"], second["x"]) == ([0, 1, 2], [3, 4, 5])
+    assert first["line"]["color"] == second["line"]["color"]
+    assert second["text"][0].split("<br>")[1] == "process bbbbbb"
+    assert traces(figure, "skipped step")[0]["x"] == [1, 4]
+    band, seam = figure["layout"]["shapes"]
+    assert ((band["x0"], band["x1"]), (seam["x0"], seam["x1"])) == ((3.5, 5.5), (2.5, 2.5))
+    assert "resumed, process bbbbbb" in [note["text"] for note in figure["layout"]["annotations"]]
 
 
 def test_findings_are_bands_named_by_their_keys_the_worst_labelled() -> None:

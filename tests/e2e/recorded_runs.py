@@ -16,10 +16,10 @@ NAMES = ("embed.weight", "<b>head</b>.weight")  # the second is text that markup
 START = time.time() - ATTEMPTS
 
 
-def healthy(run: str = "healthy", producer: str = "a" * 32) -> list[Batch]:
+def healthy(run: str = "healthy", producer: str = "a" * 32, name: str = "Calm run") -> list[Batch]:
     """60 clean attempts at one scale."""
     rows = [_row(i, scale=65536.0, loss=4.0 - i / 20) for i in range(ATTEMPTS)]
-    return _batches(run, producer, _described("Calm run"), rows)
+    return _batches(run, producer, _described(name), rows)
 
 
 def failing(run: str = "failing", producer: str = "b" * 32) -> list[Batch]:

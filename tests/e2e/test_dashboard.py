@@ -6,7 +6,9 @@ import re
 from urllib.parse import urlsplit
 
 import pytest
+from conftest import post
 from playwright.sync_api import Page, expect
+from recorded_runs import failing, healthy
 
 from ampwatch_server.serve import Running
 
@@ -39,6 +41,26 @@ def test_the_address_of_a_finding_shows_it_to_another_person(page: Page, server:
     expect(page.locator("#stat")).to_have_value("norm")
     expect(page.locator("#histogram-title")).to_have_text("Histogram of <b>head</b>.weight")
     page.wait_for_selector("#histogram-plot .main-svg")
+
+
+def test_the_verdict_is_said_once(page: Page, server: Running) -> None:
+    open_run(page, server, "failing")
+    sentence = page.locator(".verdict-sentence").inner_text()
+    expect(page.locator("#findings")).not_to_contain_text(sentence)
+    expect(page.locator(".finding .moment").first).to_have_text(re.compile("^since step 40"))
+    page.goto(f"{server.url}/run/healthy")
+    expect(page.locator(".verdict-sentence")).to_have_text(re.compile("^60 steps taken"))
+
+
+def test_a_resumed_job_is_one_timeline(page: Page, server: Running) -> None:
+    post(server, healthy("resumed", producer="e" * 32, name="Long run"))
+    post(server, failing("resumed", producer="f" * 32))
+    open_run(page, server, "resumed")
+    page.wait_for_function(
+        "() => document.getElementById('timeline-plot').layout.shapes.some((shape) => shape.x0 === 59.5)"
+    )
+    page.locator(".finding .moment").first.click()
+    page.wait_for_function(f"() => {SHOWN_RANGE}[0] > 59 && {SHOWN_RANGE}[1] >= 119")
 
 
 def test_a_healthy_run_is_calm(page: Page, server: Running) -> None:

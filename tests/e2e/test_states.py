@@ -39,7 +39,8 @@ def test_an_open_page_follows_its_run_into_failure(page: Page, server: Running) 
 def test_an_unknown_run_is_said_to_be_unknown(signed_in: BrowserContext, server: Running) -> None:
     page = signed_in.new_page()
     page.goto(f"{server.url}/run/nowhere")
-    expect(page.get_by_role("alert")).to_contain_text("nowhere")
+    expect(page.get_by_role("alert")).to_contain_text("There is no such run here")
+    expect(page.get_by_role("link", name="All runs")).to_be_visible()
     expect(page.locator("#page")).to_be_hidden()
     page.close()
 

@@ -12,6 +12,8 @@ from ampwatch.records import MISSING, Event
 from ampwatch_server.diagnoser import stored_batches
 from ampwatch_server.service import Service
 from ampwatch_server.store import events, tensors
+from ampwatch_server.store.marks import list_marks
+from ampwatch_server.store.processes import begins_of
 from ampwatch_server.store.series import Range, read_series, read_tensor_series
 
 
@@ -106,6 +108,40 @@ def test_range_rank_and_stream_choose(service: Service) -> None:
     assert len(series(service, ["loss"], rank=1)["streams"]) == 1
     assert len(series(service, ["loss"], stream=1)["streams"]) == 1
     assert series(service, ["loss"], Range(50, None))["streams"] == []
+
+
+def resumed(service: Service) -> None:
+    """A job of ten attempts that was resumed, in the order in which its processes came."""
+    skip = Event("skip", 1.0, attempt=3)
+    sent.store(service, sent.attempts(0, 10, 0, producer=sent.Q), sent.events(skip, seq=1, producer=sent.Q))
+    sent.store(service, sent.attempts(0, 10, 0), sent.tensors([0, 4], [0, 0], 1), sent.events(skip, seq=2))
+
+
+def test_on_a_page_the_processes_of_a_rank_stand_one_after_the_other(service: Service) -> None:
+    resumed(service)
+    both = series(service, ["loss"], Range(8, 12, through=True))["streams"]
+    assert [(s["producer"], s["attempt"]) for s in both] == [(sent.Q, [8, 9]), (sent.P, [0, 1, 2])]
+    (first,) = series(service, ["loss"], Range(0, 9, through=True))["streams"]
+    assert first["producer"] == sent.Q
+    with service.database.read() as connection:
+        assert begins_of(connection, "r") == {sent.Q: 0, sent.P: 10}
+
+
+def test_marks_and_heatmaps_are_found_where_their_process_stands(service: Service) -> None:
+    resumed(service)
+    with service.database.read() as connection:
+        chosen = {"types": ["skip"], "rank": None, "most": 9}
+        marks = [
+            list_marks(connection, "r", first=a, last=b, **chosen) for a, b in ((0, 9), (10, 19), (0, None))
+        ]
+        grid = [
+            tensors.read_heatmap(
+                connection, service.tails, "r", "norm", Range(a, b, 9, through=True), rank=0, rows=None
+            )
+            for a, b in ((0, 9), (10, 19))
+        ]
+    assert [[mark["producer"] for mark in found] for found in marks] == [[sent.Q], [sent.P], [sent.Q, sent.P]]
+    assert [found["attempt"] for found in grid] == [[], [0, 4]]
 
 
 def test_heatmap_by_hand(service: Service) -> None:
@@ -207,8 +243,8 @@ def test_marks_are_events_while_there_are_few_and_groups_of_them_that_leave_none
     sent.store(service, sent.events(*given))
     chosen = {"types": ["skip", "growth"], "first": 0, "last": None, "rank": None}
     with service.database.read() as connection:
-        each = events.list_marks(connection, "r", most=93, **chosen)
-        groups = events.list_marks(connection, "r", most=20, **chosen)
+        each = list_marks(connection, "r", most=93, **chosen)
+        groups = list_marks(connection, "r", most=20, **chosen)
     assert [(m["type"], m["attempt"], m["count"]) for m in each[:3]] == [
         ("skip", 0, 1),
         ("growth", 0, 1),

@@ -80,6 +80,23 @@ def test_old_records_do_not_look_alive(tmp_path: Path, connect) -> None:
             assert (run["status"], run["last_seen"]) == ("crashed", 1e9)
 
 
+def test_processes_of_a_copied_folder_keep_their_order(tmp_path: Path, connect) -> None:
+    directory = tmp_path / "runs"
+    for producer, begun in ((sent.Q, 1e9), (sent.P, 2e9)):
+        writer = spool.SpoolWriter(directory, "r", producer, max_bytes=1 << 20)
+        writer.write(
+            [sent.events(Event("run", begun), producer=producer), sent.attempts(0, 3, 1, producer=producer)]
+        )
+        writer.close()
+    for path in directory.rglob("*.awb"):
+        os.utime(path, (3e9, 3e9))
+    with running(database=str(tmp_path / "a.db"), directory=directory) as server, connect(server) as client:
+        sent.until(lambda: client.get("/v1/runs/r").json().get("attempts") == 6)
+        run = client.get("/v1/runs/r").json()
+    assert [(p["producer"], p["begins"]) for p in run["producers"]] == [(sent.Q, 0), (sent.P, 3)]
+    assert (run["started"], run["last_seen"]) == (1e9, 3e9)
+
+
 def test_a_damaged_record_is_passed_over(tmp_path: Path, connect, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "runs"
     writer = spool.SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)

@@ -5,6 +5,7 @@ import { download } from "./csv.js";
 import { byId, h, render } from "./dom.js";
 import { count, dateTime, plural, real, text } from "./format.js";
 import { scale } from "./math.js";
+import { place } from "./places.js";
 import { notice, problemNotice } from "./shell.js";
 
 const PAGE = 100;
@@ -46,7 +47,7 @@ function table(go) {
 
 function row(event, go) {
   const at = event.attempt >= 0;
-  const show = h("button", { class: "moment", type: "button", onclick: () => go({ at: event.attempt, finding: null }) }, count(event.attempt));
+  const show = h("button", { class: "moment", type: "button", onclick: () => go({ at: place(event.attempt, event.producer), finding: null }) }, count(event.attempt));
   return h(
     "tr",
     {},

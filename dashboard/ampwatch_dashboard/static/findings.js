@@ -4,6 +4,7 @@ import { byId, h, render } from "./dom.js";
 import { count, moment } from "./format.js";
 import { icon } from "./icons.js";
 import { prose } from "./math.js";
+import { place } from "./places.js";
 import { address } from "./state.js";
 import { notice } from "./shell.js";
 
@@ -38,7 +39,7 @@ function card(finding, verdict, open, go) {
       "summary",
       {},
       h("span", { class: "finding-kind" }, icon(finding.severity), SEVERITY[finding.severity], " · ", words(finding.kind)),
-      said ? place(finding) && h("h3", {}, h("code", {}, place(finding))) : h("h3", {}, prose(finding.headline)),
+      said ? where(finding) && h("h3", {}, h("code", {}, where(finding))) : h("h3", {}, prose(finding.headline)),
     ),
     h("p", { class: "muted small" }, about(finding, said)),
     momentLink({ finding: finding.key, at: null }, span(finding), "Show on the timeline: ", go),
@@ -49,10 +50,10 @@ function card(finding, verdict, open, go) {
 
 const words = (kind) => kind.replaceAll("_", " ");
 
-const place = (finding) => finding.module || finding.tensor;
+const where = (finding) => finding.module || finding.tensor;
 
 function about(finding, said) {
-  const where = !said && place(finding);
+  const there = !said && where(finding);
   const parts = [
     STATE[finding.state],
     `${Math.round(100 * finding.confidence)} % sure`,
@@ -60,7 +61,7 @@ function about(finding, said) {
     finding.stream > 0 && `stream ${finding.stream}`,
   ];
   const text = parts.filter(Boolean).join(" · ");
-  return where ? [`${text} · in `, h("code", {}, where)] : text;
+  return there ? [`${text} · in `, h("code", {}, there)] : text;
 }
 
 function span(finding) {
@@ -74,7 +75,7 @@ function span(finding) {
 }
 
 function evidence(item, finding, go) {
-  const link = item.attempt >= 0 && momentLink({ finding: finding.key, at: item.attempt }, `attempt ${count(item.attempt)}`, "", go);
+  const link = item.attempt >= 0 && momentLink({ finding: finding.key, at: place(item.attempt, finding.producer) }, `attempt ${count(item.attempt)}`, "", go);
   const tensor = item.tensor && !item.text.includes(item.tensor) && h("code", {}, item.tensor);
   return h("li", {}, prose(item.text), tensor && [" ", tensor], link && [" ", link]);
 }

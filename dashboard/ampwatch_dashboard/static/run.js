@@ -5,6 +5,7 @@ import { byId, h, render } from "./dom.js";
 import { loadEvents, setUpEvents } from "./events.js";
 import { showFindings } from "./findings.js";
 import { follow, throttle } from "./live.js";
+import { place, setProcesses } from "./places.js";
 import { plotly } from "./plot.js";
 import { notice, problemNotice, setUpTheme } from "./shell.js";
 import { read, write } from "./state.js";
@@ -23,7 +24,7 @@ let findings = [];
 let verdict = null;
 let tensors = [];
 let unknown = false; // the server has no such run: nothing to follow
-let attempts = 0; // of the process that has recorded most
+let attempts = 0; // of the rank that has made most, over its processes
 
 function view() {
   const state = read();
@@ -38,8 +39,9 @@ function momentRange(key, at) {
   const finding = findings.find((one) => one.key === key);
   if (at !== null) return within(at - BESIDE_MOMENT, at + BESIDE_MOMENT);
   if (!finding || finding.first_attempt < 0) return null;
-  const beside = Math.max(BESIDE_MOMENT, 0.5 * (finding.last_attempt - finding.first_attempt));
-  return within(finding.first_attempt - beside, finding.last_attempt + beside);
+  const [first, last] = [finding.first_attempt, finding.last_attempt].map((attempt) => place(attempt, finding.producer));
+  const beside = Math.max(BESIDE_MOMENT, 0.5 * (last - first));
+  return within(first - beside, last + beside);
 }
 
 const within = (from, to) => [Math.max(-0.5, from), Math.min(to, Math.max(attempts, from + 1))];
@@ -50,7 +52,8 @@ async function load() {
     ({ findings, verdict } = found);
     byId("page").hidden = false;
     byId("problem").replaceChildren();
-    attempts = Math.max(0, ...about.producers.map((producer) => producer.attempts));
+    attempts = Math.max(0, ...about.producers.map((producer) => producer.begins + producer.attempts));
+    setProcesses(about.producers);
     showSummary(about);
     showFindings(findings, verdict, view().finding, go);
     tensors = await loadTensors(run);

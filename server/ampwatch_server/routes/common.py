@@ -14,7 +14,7 @@ from ampwatch_server import schemas
 from ampwatch_server.auth import COOKIE, Grant, Scope
 from ampwatch_server.problems import MEDIA_TYPE, Problem
 from ampwatch_server.service import Service
-from ampwatch_server.store.runs import not_found
+from ampwatch_server.store.processes import not_found
 from ampwatch_server.store.series import Range
 
 MAX_POINTS: Final = 20_000

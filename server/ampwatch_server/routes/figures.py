@@ -1,4 +1,7 @@
-"""Plotly figures of a run, as data: the JSON of the API in, what `Plotly.react` draws out."""
+"""Plotly figures of a run, as data: the JSON of the API in, what `Plotly.react` draws out.
+
+Their axis counts attempts through the processes of a rank, one after the other, and so do `from` and `to`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from starlette.responses import Response
 
 from ampwatch_dashboard import figures
 from ampwatch_server import schemas
-from ampwatch_server.store import events, runs, series, tensors
+from ampwatch_server.store import runs, series, tensors
+from ampwatch_server.store.marks import list_marks
+from ampwatch_server.store.processes import begins_of
 
 from .common import Asked, Rank, RunId, ServiceOf, Stream, answer, problems, require
 from .series import HeatmapAsked, Rows, StatName
@@ -33,13 +38,15 @@ def timeline(
 ) -> Response:
     """Scale, loss and norm over attempts, with the events that changed the scale and the findings."""
     names = ["scale", "loss", "norm"]
+    asked = asked._replace(through=True)
     with service.database.read() as connection:
         columns = series.read_series(connection, service.tails, run, names, asked, rank=rank, stream=stream)
-        marks = events.list_marks(
+        marks = list_marks(
             connection, run, types=MARKED, first=asked.first, last=asked.last, rank=rank, most=MARKS
         )
         found = runs.findings_of(connection, run)
-    return answer(figures.timeline(columns, marks, found["findings"], theme))
+        begins = begins_of(connection, run)
+    return answer(figures.timeline(columns, marks, found["findings"], theme, begins))
 
 
 @router.get("/heatmap", response_model=schemas.Figure, responses=problems(404, 422))
@@ -53,9 +60,11 @@ def heatmap(
     rows: Rows = None,
 ) -> Response:
     """Tensors over attempts."""
+    asked = asked._replace(through=True)
     with service.database.read() as connection:
         data = tensors.read_heatmap(connection, service.tails, run, stat, asked, rank=rank, rows=rows)
-    return answer(figures.heatmap(data, theme))
+        begins = begins_of(connection, run)
+    return answer(figures.heatmap(data, theme, begins))
 
 
 @router.get("/histogram", response_model=schemas.Figure, responses=problems(404, 422))
@@ -67,6 +76,8 @@ def histogram(
     theme: Theme = "light",
 ) -> Response:
     """The histograms of one tensor over attempts."""
+    asked = asked._replace(through=True)
     with service.database.read() as connection:
         data = tensors.read_histograms(connection, service.tails, run, tensor, asked)
-    return answer(figures.histogram(data, theme))
+        begins = begins_of(connection, run)
+    return answer(figures.histogram(data, theme, begins))

@@ -14,7 +14,8 @@ from ampwatch_server.auth import Grant
 from ampwatch_server.live import News, is_news
 from ampwatch_server.problems import Problem
 from ampwatch_server.service import Service
-from ampwatch_server.store.runs import news_now, require_run
+from ampwatch_server.store.processes import require_run
+from ampwatch_server.store.runs import news_now
 
 from .common import ServiceOf, problems, require, run_id
 

@@ -9,7 +9,6 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from ampwatch.errors import RunNotFound
 from ampwatch_server import tables as t
 from ampwatch_server.db import text
 from ampwatch_server.live import News
@@ -17,6 +16,7 @@ from ampwatch_server.settings import Settings
 
 from .blob import jsonable, unpack
 from .paging import read_cursor, write_cursor
+from .processes import not_found, processes_of
 
 STATUSES: Final = ("live", "finished", "stalled", "crashed")
 MISSING_SHOWN: Final = 100
@@ -108,17 +108,6 @@ def delete_run(connection: Connection, run: str) -> None:
 def write_tags(tags: Iterable[object]) -> str:
     """Tags as the JSON that `runs` keeps, in which text can be searched for."""
     return msgspec.json.encode([text(tag) for tag in tags]).decode()
-
-
-def require_run(connection: Connection, run: str) -> None:
-    """RunNotFound where there is no such run."""
-    if connection.execute(sa.select(t.runs.c.run).where(t.runs.c.run == run)).scalar() is None:
-        raise not_found(run)
-
-
-def not_found(run: str) -> RunNotFound:
-    """The error for a run that is not stored."""
-    return RunNotFound(f"run {run!r} is not stored here; GET /v1/runs lists those that are")
 
 
 def status_now(settings: Settings) -> sa.ColumnElement[str]:
@@ -222,7 +211,6 @@ def _run(connection: Connection, row: Row[Any]) -> dict[str, Any]:
 
 
 def _producers(connection: Connection, run: str) -> list[dict[str, Any]]:
-    query = sa.select(t.producers).where(t.producers.c.run == run)
     return [
         {
             "producer": row.producer,
@@ -230,11 +218,12 @@ def _producers(connection: Connection, run: str) -> list[dict[str, Any]]:
             "host": row.host,
             "device": row.device,
             "attempts": row.attempts,
+            "begins": row.begins,
             "last_seq": row.last_seq,
             "missing": _missing(connection, row) if row.received <= row.last_seq else [],
             "finished": row.finished,
         }
-        for row in connection.execute(query.order_by(t.producers.c.rank, t.producers.c.first_seen)).all()
+        for row in processes_of(connection, run)
     ]
 
 

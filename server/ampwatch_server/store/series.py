@@ -16,7 +16,7 @@ from ampwatch_server import tables as t
 from .blob import jsonable
 from .cover import Where, read_points, read_rows, streams_of
 from .points import LABELS, select
-from .runs import require_run
+from .processes import processes_of
 from .tail import Tail, TailReader
 from .windows import stride_for
 
@@ -24,11 +24,15 @@ _EXACT = 1 << 16  # attempts over which the labels of each are looked up, not th
 
 
 class Range(NamedTuple):
-    """What to read: attempts `first` to `last` inclusive (None: the end), in about `points` points."""
+    """What to read: attempts `first` to `last` inclusive (None: the end), in about `points` points.
+
+    `through`: they are counted through the processes of a rank, as on a page, and not from the start of each.
+    """
 
     first: int = 0
     last: int | None = None
     points: int = 600
+    through: bool = False
 
 
 def read_series(
@@ -43,7 +47,7 @@ def read_series(
 ) -> dict[str, Any]:
     """`Series` of the columns of attempts, one entry for each producer and stream. RunNotFound."""
     found = []
-    for producer in producers_of(connection, run, rank):
+    for producer in processes_of(connection, run, rank):
         tail = tails.read(connection, producer.id, "attempts")
         span = _span(producer, asked)
         level, stride = stride_for("attempts", span[1] - span[0], asked.points)
@@ -62,7 +66,7 @@ def read_tensor_series(
 ) -> dict[str, Any]:
     """`Series` of the statistics of one tensor, one entry for each producer and stream that has it. RunNotFound."""
     found = []
-    for producer in producers_of(connection, run, None):
+    for producer in processes_of(connection, run):
         for index, stride, points in tensor_points(connection, tails, producer, names, asked):
             mine = select(points, points["tensor"] == tensor)
             if len(mine["attempt"]):
@@ -93,17 +97,6 @@ def tensor_points(
         if len(points["attempt"]):
             found.append((index, stride, points))
     return found
-
-
-def producers_of(connection: Connection, run: str, rank: int | None) -> list[Row[Any]]:
-    """The producers of a run, by rank and age. RunNotFound."""
-    query = sa.select(t.producers).where(t.producers.c.run == run)
-    if rank is not None:
-        query = query.where(t.producers.c.rank == rank)
-    rows = list(connection.execute(query.order_by(t.producers.c.rank, t.producers.c.first_seen)))
-    if not rows:
-        require_run(connection, run)
-    return rows
 
 
 def labels_at(
@@ -157,8 +150,11 @@ def require_tensor(connection: Connection, run: str, tensor: int) -> None:
 
 
 def _span(producer: Row[Any], asked: Range) -> tuple[int, int]:
-    end = producer.end_attempt if asked.last is None else min(asked.last + 1, producer.end_attempt)
-    return min(asked.first, end), end
+    begins = producer.begins if asked.through else 0
+    end = producer.end_attempt
+    if asked.last is not None:
+        end = max(0, min(asked.last + 1 - begins, end))
+    return min(max(0, asked.first - begins), end), end
 
 
 def _stream(

@@ -15,8 +15,8 @@ from ampwatch_server import tables as t
 from .blob import unpack
 from .paging import read_cursor, write_cursor
 from .points import concat, select
-from .runs import require_run
-from .series import Range, integers, labels_at, producers_of, require_tensor, tensor_points
+from .processes import processes_of, require_run
+from .series import Range, integers, labels_at, require_tensor, tensor_points
 from .stats import STATS, Stat
 from .tail import TailReader
 
@@ -78,18 +78,19 @@ def read_histograms(
             with np.errstate(all="ignore"):
                 scale = np.where(mine["scale:count"] > 0, mine["scale:sum"] / mine["scale:count"], MISSING)
             return answer | {
+                "producer": producer.producer,
                 "attempt": mine["attempt"].tolist(),
                 "step": integers(labels_at(connection, tails, producer, mine["attempt"], stride)["step"]),
                 "scale": to_json_list(scale),
                 "hist": mine["hist"].astype(np.int64).tolist(),
             }
     require_tensor(connection, run, tensor)
-    return answer | {"attempt": [], "step": [], "scale": [], "hist": []}
+    return answer | {"producer": None, "attempt": [], "step": [], "scale": [], "hist": []}
 
 
 def _candidates(connection: Connection, run: str, rank: int | None) -> list[Row[Any]]:
     """Producers of a run: the lowest rank's first, and of each rank the newest first."""
-    producers = producers_of(connection, run, rank)
+    producers = processes_of(connection, run, rank)
     return sorted(producers, key=lambda p: (p.rank, -p.first_seen, -p.id))
 
 

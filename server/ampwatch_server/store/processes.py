@@ -1,0 +1,51 @@
+"""The processes of a run in their order: a job that is resumed counts its attempts from 0 again.
+
+On a page they stand one after the other. Where one begins there is the number of attempts that the processes before
+it, of the same rank, have made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from ampwatch.errors import RunNotFound
+from ampwatch_server.tables import producers, runs
+
+
+def placed(run: str) -> sa.Subquery:
+    """The producers of a run, each with `begins`: attempts of those of its rank that came before it."""
+    row = producers.c
+    before = sa.func.sum(row.end_attempt).over(
+        partition_by=row.rank, order_by=(row.first_seen, row.id), rows=(None, -1)
+    )
+    begins = sa.cast(sa.func.coalesce(before, 0), sa.BigInteger).label("begins")
+    return sa.select(producers, begins).where(row.run == run).subquery()
+
+
+def processes_of(connection: Connection, run: str, rank: int | None = None) -> list[Row[Any]]:
+    """The producers of a run, with `begins`, by rank and age. RunNotFound."""
+    table = placed(run)
+    query = sa.select(table).order_by(table.c.rank, table.c.first_seen, table.c.id)
+    rows = list(connection.execute(query if rank is None else query.where(table.c.rank == rank)))
+    if not rows:
+        require_run(connection, run)
+    return rows
+
+
+def begins_of(connection: Connection, run: str) -> dict[str, int]:
+    """Where each producer of a run begins. RunNotFound."""
+    return {row.producer: row.begins for row in processes_of(connection, run)}
+
+
+def require_run(connection: Connection, run: str) -> None:
+    """RunNotFound where there is no such run."""
+    if connection.execute(sa.select(runs.c.run).where(runs.c.run == run)).scalar() is None:
+        raise not_found(run)
+
+
+def not_found(run: str) -> RunNotFound:
+    """The error for a run that is not stored."""
+    return RunNotFound(f"run {run!r} is not stored here; GET /v1/runs lists those that are")
