@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
+from types import NoneType
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -20,21 +21,26 @@ from torch.optim import Optimizer
 from .registry import Name, Registry
 
 _PLAIN: Final = frozenset((Tensor,))
+_STRIDED: Final = frozenset((torch.strided,))
+_REAL: Final = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_DEVICES: Final = frozenset(("cpu", "cuda"))
 _params = itemgetter("params")
-_grad = attrgetter("grad")
-_is_sparse = attrgetter("is_sparse")
+_grad, _dtype, _device, _layout = map(attrgetter, ("grad", "dtype", "device", "layout"))
+_is_nested = attrgetter("is_nested")
 
 
 class Gradients(NamedTuple):
     """What the statistics pass is given.
 
     `parameters` are those that have a gradient, in torch's order. `by_device` holds the gradients as torch checks them,
-    a list for each device; `tensors` are their indices, (n,) int64, over all lists.
+    a list for each device; `tensors` are their indices, (n,) int64, over all lists. `usual` says that torch takes each
+    of them as it lies and refuses none, so that a kernel may unscale them in its place.
     """
 
     parameters: list[Tensor]
     by_device: list[list[Tensor]]
     tensors: npt.NDArray[np.int64]
+    usual: bool
 
 
 class GradientList:
@@ -56,21 +62,24 @@ class GradientList:
         """The gradients as they are now.
 
         Arguments:
-            may_be_float16: torch allows float16 gradients, of which it checks sparse ones coalesced.
+            may_be_float16: torch allows float16 gradients.
         """
         parameters: list[Tensor] = list(chain.from_iterable(map(_params, optimizer.param_groups)))
+        only_tensors = all(issubclass(kind, Tensor) for kind in set(map(type, parameters)))
         grads: list[Tensor] = list(map(_grad, parameters))
-        if not _PLAIN.issuperset(map(type, grads)) or (may_be_float16 and any(map(_is_sparse, grads))):
+        if NoneType in set(map(type, grads)):
             parameters = [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
-            grads = [_checked(grad) for grad in grads if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        usual = only_tensors and _usual(grads, may_be_float16)
+        if not usual:
+            grads = list(map(_checked, grads))
         devices = list(map(Tensor.get_device, grads))
         same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
         if not same or devices != self._devices:
             self._arrange(optimizer, parameters, devices)
             self._parameters, self._devices = parameters, devices
-        if len(self._places) == 1:
-            return Gradients(parameters, [grads], self._tensors)
-        return Gradients(parameters, [[grads[i] for i in part] for part in self._places], self._tensors)
+        lists = [grads] if len(self._places) == 1 else [[grads[i] for i in part] for part in self._places]
+        return Gradients(parameters, lists, self._tensors, usual)
 
     def _arrange(self, optimizer: Optimizer, parameters: Sequence[Tensor], devices: Iterable[int]) -> None:
         places: dict[int, list[int]] = {}
@@ -79,6 +88,24 @@ class GradientList:
         self._places = list(places.values())
         indices = self._registry.introduce(optimizer, parameters, self._names())
         self._tensors = np.array(indices, np.int64)[list(chain.from_iterable(self._places))]
+
+
+def _usual(grads: Sequence[Tensor], may_be_float16: bool) -> bool:
+    """Whether torch takes them all as they lie, on CPUs and GPUs, and raises for none: it would of memory that repeats."""
+    if not (_PLAIN.issuperset(map(type, grads)) and _STRIDED.issuperset(map(_layout, grads))):
+        return False
+    dtypes = set(map(_dtype, grads))
+    return (
+        dtypes <= _REAL
+        and (may_be_float16 or torch.float16 not in dtypes)
+        and {device.type for device in set(map(_device, grads))} <= _DEVICES
+        and not any(map(_is_nested, grads))
+        and (all(map(Tensor.is_contiguous, grads)) or not any(map(_repeats, grads)))
+    )
+
+
+def _repeats(grad: Tensor) -> bool:
+    return not grad.is_contiguous() and 0 in grad.stride()
 
 
 def _checked(grad: Tensor) -> Tensor:

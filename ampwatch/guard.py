@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from types import TracebackType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from .notices import warn
 
 Report: TypeAlias = Callable[[str, Exception, int], None]
 """Called with the place, the error and how often this place has failed, at the 1st, 2nd, 4th, 8th … failure."""
+
+LOST: Final = "this record is lost"
 
 failures: Counter[str] = Counter()
 """Failures swallowed in this process, by place."""
@@ -30,9 +32,10 @@ _log = logging.getLogger("ampwatch")
 class Guard(ContextDecorator):
     """Context manager and decorator behind `guard`. It keeps no state, so one object may be entered again."""
 
-    def __init__(self, where: str, report: Report | None = None) -> None:
+    def __init__(self, where: str, report: Report | None = None, then: str = LOST) -> None:
         self._where = where
         self._report = report
+        self._then = then
 
     def __enter__(self) -> Guard:
         return self
@@ -50,7 +53,7 @@ class Guard(ContextDecorator):
 
     def _tell(self, error: Exception, count: int) -> None:
         if count == 1:
-            warn("%s failed: %r. Training goes on, this record is lost.", self._where, error)
+            warn("%s failed: %r. Training goes on, %s.", self._where, error, self._then)
             _log.debug("failure of ampwatch", exc_info=error)
         if self._report is not None:
             try:
@@ -59,14 +62,15 @@ class Guard(ContextDecorator):
                 _log.debug("the report of a failure failed", exc_info=True)
 
 
-def guard(where: str, report: Report | None = None) -> Guard:
+def guard(where: str, report: Report | None = None, then: str = LOST) -> Guard:
     """Swallow, count and report what our own code raises; never what KeyboardInterrupt or exit() raise.
 
     Arguments:
         where: the place, for the count and the message, such as `scaler.update`.
         report: told of the 1st, 2nd, 4th, 8th … failure of this place; may be called on any thread.
+        then: what comes of it, for the warning.
     """
-    return Guard(where, report)
+    return Guard(where, report, then)
 
 
 def strict() -> bool:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 Scaler: TypeAlias = torch.amp.GradScaler
+UnscaleGrads: TypeAlias = Callable[[Optimizer, Tensor, Tensor, bool], dict[torch.device, Tensor]]
+Factors: TypeAlias = tuple[Tensor, Tensor]
+"""found_inf and the inverse scale."""
 
 RELIED_ON: Final = {
     "scale": ["self", "outputs"],
@@ -20,21 +25,75 @@ RELIED_ON: Final = {
 }
 """Parameters of the methods that are overridden, as they stand from torch 2.4 to 2.13."""
 
+REPLICATOR: Final = {"__init__": ["self", "master_tensor"], "get": ["self", "device"]}
+"""The same of what gives each device its copy of found_inf and of the inverse scale."""
+
+_torchs = torch.amp.grad_scaler
+
 
 def mismatches(scaler: type[Scaler]) -> list[str]:
     """The methods whose parameters are not those that ampwatch was written for."""
+    replicator = getattr(_torchs, "_MultiDeviceReplicator", None)
+    return _differing(scaler, RELIED_ON) + _differing(replicator, REPLICATOR, "_MultiDeviceReplicator.")
+
+
+def _differing(cls: type | None, expected: Mapping[str, list[str]], prefix: str = "") -> list[str]:
     return [
-        f"{name}{inspect.signature(method)}"
-        if (method := getattr(scaler, name, None))
-        else f"{name} is missing"
-        for name, expected in RELIED_ON.items()
-        if _parameters(scaler, name) != expected
+        f"{prefix}{name}{inspect.signature(method)}"
+        if (method := getattr(cls, name, None))
+        else f"{prefix}{name} is missing"
+        for name, parameters in expected.items()
+        if _parameters(cls, name) != parameters
     ]
 
 
-def _parameters(scaler: type[Scaler], name: str) -> list[str]:
-    method = getattr(scaler, name, None)
+def _parameters(cls: type | None, name: str) -> list[str]:
+    method = getattr(cls, name, None)
     return [] if method is None else list(inspect.signature(method).parameters)
+
+
+def device_type(scaler: Scaler) -> str:
+    """Type of the device that the scaler was made for."""
+    return torch.device(scaler._device).type
+
+
+def is_torchs_pass(scaler: Scaler, unscale_grads: UnscaleGrads) -> bool:
+    """Whether this `_unscale_grads_` is the one written in torch's file, and nobody is to see its operations.
+
+    Not where a class below ours, the instance, or a patch has another; nor under a dispatch mode, to which each
+    operation is shown (fake tensors, counters).
+    """
+    return (
+        "_unscale_grads_" not in vars(scaler)
+        and getattr(unscale_grads, "__globals__", None) is vars(_torchs)
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
+class Replicas:
+    """found_inf and the inverse scale, copied to each device where they are first wanted, as torch does."""
+
+    def __init__(self, found_inf: Tensor, inv_scale: Tensor) -> None:
+        self._found_inf = _torchs._MultiDeviceReplicator(found_inf)
+        self._inv_scale = _torchs._MultiDeviceReplicator(inv_scale)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """found_inf and the inverse scale there."""
+        return self._found_inf.get(device), self._inv_scale.get(device)
+
+    def found_inf(self) -> dict[torch.device, Tensor]:
+        """What `_unscale_grads_` answers: the flags of the devices that were asked for."""
+        return self._found_inf._per_device_tensors
+
+
+def unscale_(grads: Iterable[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Check and unscale gradients of one device in place as torch does, a dtype at a time."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for grad in grads:
+        by_dtype.setdefault(grad.dtype, []).append(grad)
+    with torch.no_grad():
+        for alike in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(alike, found_inf, inv_scale)
 
 
 def found_inf_of(scaler: Scaler) -> dict[int, Tensor]:

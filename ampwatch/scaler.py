@@ -23,7 +23,7 @@ from .guard import guard
 from .recorder import current
 from .registry import Sink
 from .settings import Settings
-from .stats.choose import choose
+from .stats.choose import check
 from .unwatched import UNWATCHED, Unwatched
 from .watching import Watch
 
@@ -73,8 +73,9 @@ class _Watched(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        self._watch().gradients(self, optimizer, fused=allow_fp16)
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        torchs = super()._unscale_grads_
+        found = self._watch().gradients(self, optimizer, torchs, (found_inf, inv_scale), fused=allow_fp16)
+        return torchs(optimizer, inv_scale, found_inf, allow_fp16) if found is None else found
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         with self._watch().stepping(self, optimizer, args, kwargs):
@@ -218,7 +219,7 @@ def _source(
     if sink is not None:
         return lambda: sink
     loaded = replace(settings, **given) if settings is not None else Settings.load(**given)
-    choose(loaded.statistics)
+    check(loaded.statistics)
     return lambda: current(loaded, on_finding=on_finding)
 
 
@@ -236,7 +237,7 @@ def _attach(
         if changed:
             recorder.fault("scaler.open", TypeError(f"not the GradScaler that ampwatch knows: {changed}"), 1)
         elif not recorder.finished:
-            watch = Watch(recorder, model, asked=asked)
+            watch = Watch(recorder, model, asked=asked, device=internals.device_type(scaler))
     scaler.__dict__[_KEY] = watch
     if changed:
         warnings.warn(

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .guard import Report, guard
-from .internals import Scaler
+from .internals import Factors, Scaler, UnscaleGrads
 
 Span: TypeAlias = AbstractContextManager[object]
 
@@ -52,8 +54,11 @@ class Unwatched:
         """As `Watch.unscaling`."""
         return nullcontext()
 
-    def gradients(self, scaler: Scaler, optimizer: Optimizer, *, fused: bool) -> None:
-        """As `Watch.gradients`."""
+    def gradients(
+        self, scaler: Scaler, optimizer: Optimizer, torchs: UnscaleGrads, factors: Factors, *, fused: bool
+    ) -> dict[torch.device, Tensor] | None:
+        """As `Watch.gradients`: the method is still to be called."""
+        return None
 
     def stepping(
         self, scaler: Scaler, optimizer: Optimizer, args: Sequence[object], kwargs: dict[str, Any]

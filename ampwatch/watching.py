@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import internals
-from .gradients import GradientList
+from .gradients import GradientList, Gradients
 from .guard import guard
 from .harvest import Harvester, Label, Seen
 from .hooks import Observation, is_plain
 from .inspection import Inspection
-from .internals import Scaler
+from .internals import Factors, Replicas, Scaler, UnscaleGrads
 from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .protocol import Call, CallFault, Protocol
@@ -33,6 +33,7 @@ from .registry import Name, Sink, dtype_name, first_lr, names_of, registry_of
 from .ring import Memory, Ring
 from .stats.choose import choose
 from .tripwires import Tripwires
+from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
 
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
@@ -69,6 +70,7 @@ class Watch(Unwatched):
         clock: Unix time in seconds.
         memory: host memory for the ring, see `Ring`.
         asked: whether the user wanted the scaler enabled; None where that is not known.
+        device: type of the scaler's device.
     Errors: SettingsError for a statistics pass that does not exist.
     """
 
@@ -80,11 +82,12 @@ class Watch(Unwatched):
         clock: Callable[[], float] = time.time,
         memory: Memory | None = None,
         asked: bool | None = None,
+        device: str = "cpu",
     ) -> None:
         self.recorder, self.model = recorder, model
         self.producer = recorder.producer
         self._clock, self._memory, self._asked = clock, memory, asked
-        self._statistics = choose(recorder.settings.statistics)
+        self._pass = Pass(choose(recorder.settings.statistics, device), recorder)
         self._registry = registry_of(recorder)
         self._harvester = Harvester(tensor_every=recorder.settings.tensor_every)
         recorder.attach(self._harvester)
@@ -120,10 +123,33 @@ class Watch(Unwatched):
         announce = partial(self._announce_step, scaler, optimizer, closure)
         return self._around("step", announce, self._close_step)
 
-    def gradients(self, scaler: Scaler, optimizer: Optimizer, *, fused: bool) -> None:
-        """Torch is about to check these gradients, and to multiply them by 1/S unless `fused`."""
+    def gradients(
+        self, scaler: Scaler, optimizer: Optimizer, torchs: UnscaleGrads, factors: Factors, *, fused: bool
+    ) -> dict[torch.device, Tensor] | None:
+        """These gradients are about to be checked, and multiplied by 1/S unless `fused`.
+
+        Arguments:
+            torchs: the method that does it. Where that is torch's own, it is done here, in the pass that takes the
+                statistics.
+            factors: its found_inf and inverse scale.
+        Returns: what the method would have; None if it is still to be called.
+        Errors: those that torch's would have raised.
+        """
+        replicas = listed = None
         with guard("scaler.gradients", self.recorder.fault):
-            self._take_gradients(scaler, optimizer, fused)
+            if internals.is_torchs_pass(scaler, torchs):
+                replicas = Replicas(*factors)
+            listed = self._take_gradients(scaler, optimizer, fused, unscale=replicas is not None)
+        if listed is None or replicas is None:
+            return None
+        # Out of the guard: from here on gradients change, and torch's method must not do it again.
+        index, gradients = listed
+        rows = self._pass.unscale(gradients.by_device, replicas)
+        if rows is not None:
+            self._gradients[index].rows = rows
+        else:
+            del self._gradients[index]
+        return replicas.found_inf()
 
     def updating(self, scaler: Scaler, new_scale: object) -> Span:
         """Around `update()`."""
@@ -222,20 +248,25 @@ class Watch(Unwatched):
             self._tripwires.on_step(index, optimizer)
         return index
 
-    def _take_gradients(self, scaler: Scaler, optimizer: Optimizer, fused: bool) -> None:
+    def _take_gradients(
+        self, scaler: Scaler, optimizer: Optimizer, fused: bool, *, unscale: bool
+    ) -> tuple[int, Gradients] | None:
+        """Note the gradients. Answers those that are left to be unscaled, with their statistics, as the last thing."""
         index = self._seen(scaler, optimizer)
         if index in self._gradients:
-            return
+            return None
         if optimizer not in self._lists:
             self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
         gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused)
         if gradients.parameters:
             self._tripwires.on_accumulation(index, gradients.parameters[0])
             self._probes.optimizer(index, gradients.parameters)
-        rows = [self._statistics.compute(here) for here in gradients.by_device]
+        ours = unscale and gradients.usual and self._pass.unscales
+        rows = [] if ours else self._pass.read(gradients.by_device)
         self._gradients[index] = _Gradients(Unscaled(index, gradients.tensors, fused), rows)
         if self._stepping == index:
             self._inspect_gradients(index, optimizer)
+        return (index, gradients) if ours else None
 
     def _inspect_gradients(self, index: int, optimizer: Optimizer) -> None:
         count = len(self._gradients[index].unscaled.tensors)
@@ -345,7 +376,7 @@ class Watch(Unwatched):
         """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""
         if self._scaler < 0:
             self._scaler = self._registry.new_scaler()
-            self.recorder.describe(device=internals.device_name(scaler), statistics=self._statistics.name)
+            self.recorder.describe(device=internals.device_name(scaler), statistics=self._pass.name)
             self._event(
                 "scaler",
                 scaler=self._scaler,

@@ -5,7 +5,7 @@ CPU time of the training thread, which other processes on the machine do not len
     python benchmarks/host_time.py [--tensors 1000] [--attempts 400] [--with-pass]
 
 The statistics pass is left out unless it is asked for (benchmarks/statistics_pass.py measures it): numbers made once
-stand in for its result, all that follows from them is done. One attempt of each scaler in turn; the recorder writes to
+stand in for its result, torch's own op unscales, and all that follows from them is done. One attempt of each scaler in turn; the recorder writes to
 a temporary folder all the while. Prints medians, and the 95 % interval of the difference.
 """
 
@@ -13,11 +13,13 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 
 import torch
 
 import ampwatch
 from ampwatch.stats.choose import Statistics, choose
+from ampwatch.unscaling import Pass
 
 WARM_UP = 100  # attempts: past the first 64, whose tensors are all recorded
 
@@ -50,7 +52,13 @@ class Loop:
 
 def without_pass(scaler: ampwatch.GradScaler, tensors: int) -> None:
     rows = choose().compute([torch.randn(32) for _ in range(tensors)])
-    vars(scaler)["_ampwatch"]._statistics = Statistics("none", lambda _: rows)
+
+    def unscale(grads: Sequence[torch.Tensor], *factors: torch.Tensor) -> torch.Tensor:
+        torch._amp_foreach_non_finite_check_and_unscale_(list(grads), *factors)
+        return rows
+
+    watched = vars(scaler)["_ampwatch"]
+    watched._pass = Pass(Statistics("none", lambda _: rows, unscale), watched.recorder)
 
 
 def interval(values: list[float]) -> tuple[float, float]:

@@ -8,12 +8,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ampwatch.errors import SettingsError
+from ampwatch.notices import warn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 AUTO: Final = "auto"
-IMPLEMENTATIONS: Final = ("reference",)
+REFERENCE: Final = "reference"
+IMPLEMENTATIONS: Final = (REFERENCE, "cpu", "triton")
 
 _log = logging.getLogger("ampwatch")
 
@@ -21,31 +23,73 @@ _log = logging.getLogger("ampwatch")
 class Statistics(NamedTuple):
     """An implementation of the statistics pass.
 
-    `compute` is `stats.reference.statistics_of` or its equal: gradients of one device → (n, WIDTH) float64 there,
-    without a synchronisation. `name` is what the run's header says.
+    `name` is what the run's header says. `compute` is `stats.reference.statistics_of` or its equal: gradients of one
+    device → (n, WIDTH) float64 there, without a synchronisation. `unscale(grads, found_inf, inv_scale)` answers the
+    same, and besides does in place, bit for bit, what torch._amp_foreach_non_finite_check_and_unscale_ does; it raises
+    before it changes anything. None where there is no such pass.
     """
 
     name: str
     compute: Callable[[Sequence[Tensor]], Tensor]
+    unscale: Callable[[Sequence[Tensor], Tensor, Tensor], Tensor] | None = None
 
 
-def choose(name: str = AUTO) -> Statistics:
-    """The implementation of the statistics pass for this process; logged at its first use.
-
-    Arguments:
-        name: one of `IMPLEMENTATIONS`, or `auto` for the fastest that works here: `Settings.statistics`, where the
-            environment has been read already.
-    Errors: SettingsError for a name that is none of these.
-    """
+def check(name: str) -> None:
+    """SettingsError for what is neither `auto` nor one of `IMPLEMENTATIONS`."""
     if name not in (AUTO, *IMPLEMENTATIONS):
         allowed = ", ".join((AUTO, *IMPLEMENTATIONS))
         raise SettingsError(f"statistics (AMPWATCH_STATS): got {name!r}, it must be one of {allowed}")
-    return _load(IMPLEMENTATIONS[0] if name == AUTO else name)
+
+
+def choose(name: str = AUTO, device: str = "cpu") -> Statistics:
+    """The implementation of the statistics pass for a scaler; each is logged at its first use in the process.
+
+    `auto` is the CPU kernel for a scaler on the CPU, where it was built, else the reference: the Triton kernel has
+    never run on a GPU, so it has to be asked for. One that is asked for and cannot work gives one warning and the
+    reference.
+
+    Arguments:
+        name: `Settings.statistics`, where the environment has been read already.
+        device: type of the scaler's device.
+    Errors: SettingsError for a name that is none of `IMPLEMENTATIONS`.
+    """
+    check(name)
+    if name == AUTO:
+        return _load("cpu" if _obstacle("cpu", device) is None else REFERENCE)
+    obstacle = _obstacle(name, device)
+    if obstacle is not None:
+        _warn_once(name, obstacle)
+    return _load(name if obstacle is None else REFERENCE)
+
+
+def _obstacle(name: str, device: str) -> str | None:
+    """Why an implementation cannot work for a scaler of this device; None if it can."""
+    if name == REFERENCE:
+        return None
+    from . import cpu, fused
+
+    if name == "cpu":
+        if device != "cpu":
+            return f"it reads main memory, and the scaler is for {device}"
+        return None if cpu.available() else "its library was not built when ampwatch was installed"
+    if device != "cuda":
+        return f"it runs on GPUs, and the scaler is for {device}"
+    return (
+        None if fused.available() else f"it needs a GPU, and Triton {'.'.join(map(str, fused.OLDEST_TRITON))}"
+    )
+
+
+@cache
+def _warn_once(name: str, obstacle: str) -> None:
+    warn("statistics pass %r cannot be used: %s. The reference takes its place.", name, obstacle)
 
 
 @cache
 def _load(name: str) -> Statistics:
-    from .reference import statistics_of  # torch is loaded only where statistics are taken
+    from . import cpu, fused, reference  # torch is loaded only where statistics are taken
 
     _log.info("statistics pass: %s", name)
-    return Statistics(name, statistics_of)
+    if name == REFERENCE:
+        return Statistics(name, reference.statistics_of)
+    kernel = cpu if name == "cpu" else fused
+    return Statistics(name, kernel.statistics_of, kernel.unscale_with_statistics_)

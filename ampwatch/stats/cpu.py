@@ -217,7 +217,7 @@ def _unscale_(grads: Sequence[Tensor], factors: Factors | None) -> None:
 
 def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | None, code: int) -> Tensor:
     """In the order of the list: where torch's op refuses a gradient, it has unscaled those before it."""
-    rows = torch.empty(len(grads), WIDTH, dtype=torch.float64)
+    rows = torch.empty(len(grads), WIDTH, dtype=torch.float64, device="cpu")  # whatever the default is
     others = [i for i, mine in enumerate(ours) if not mine]
     rows[others] = reference.statistics_of([grads[i] for i in others])
     for _, run in groupby(range(len(grads)), ours.__getitem__):
@@ -232,7 +232,7 @@ def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | N
 
 
 def _by_library(grads: Sequence[Tensor], described: _Described, factors: Factors | None, code: int) -> Tensor:
-    rows = torch.empty(len(grads), WIDTH, dtype=torch.float64)
+    rows = torch.empty(len(grads), WIDTH, dtype=torch.float64, device="cpu")  # whatever the default is
     found_inf, inv_scale = (factor.data_ptr() for factor in factors) if factors else (None, None)
     done = _library().ampwatch_pass(
         len(grads), described.addresses.ctypes.data, described.numels.ctypes.data, described.formats,
@@ -254,7 +254,9 @@ def _choose_nan(grads: Sequence[Tensor], rows: Tensor, inv_scale: float) -> None
     always = inv_scale == 0 or math.isinf(inv_scale)  # inf * 0 is NaN
     n_nan = rows[:, SCALARS.index("n_nan")].tolist()
     some = [g for g, n in zip(grads, n_nan, strict=True) if g.dtype.itemsize == 2 and (n or always)]
-    torch._amp_foreach_non_finite_check_and_unscale_(some, torch.zeros(1), torch.ones(1))
+    torch._amp_foreach_non_finite_check_and_unscale_(
+        some, torch.zeros(1, device="cpu"), torch.ones(1, device="cpu")
+    )
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import numpy as np
@@ -12,10 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ampwatch.errors import SettingsError
-from ampwatch.settings import Settings
-from ampwatch.stats import choose as choosing
-from ampwatch.stats.choose import choose
 from ampwatch.stats.layout import HIST_BINS, SCALARS, WIDTH
 from ampwatch.stats.reference import BLOCK, GATHERED, statistics, statistics_of
 
@@ -228,25 +223,3 @@ def test_nothing_is_read_on_the_host():
         grads = [torch.empty(300, 300, device="cuda"), torch.empty(7, device="cuda", dtype=torch.float64)]
         rows = statistics_of(grads)
     assert (rows.shape, rows.device.type) == ((2, WIDTH), "cuda")
-
-
-def test_the_choice_is_logged_once(caplog):
-    choosing._load.cache_clear()
-    caplog.set_level(logging.INFO, logger="ampwatch")
-    assert choose() is choose("reference")
-    assert choose() == ("reference", statistics_of)
-    assert [record.getMessage() for record in caplog.records] == ["statistics pass: reference"]
-
-
-def test_an_unknown_implementation_names_the_known():
-    with pytest.raises(
-        SettingsError, match=r"AMPWATCH_STATS\): got 'gpu', it must be one of auto, reference"
-    ):
-        choose("gpu")
-
-
-def test_the_environment_has_no_say_beside_the_settings(monkeypatch):
-    monkeypatch.setenv("AMPWATCH_STATS", "gpu")
-    assert choose("reference") is choose(Settings.load(statistics="reference").statistics)
-    with pytest.raises(SettingsError):
-        choose(Settings.load().statistics)
