@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from ampwatch.diagnosis.engine import Diagnosis
 
 from . import problems
+from .api import describe
 from .diagnoser import Engine
 from .routes import batches, figures, live, ops, pages, runs, series
 from .security import Guard
@@ -56,6 +57,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
         app.include_router(module.router, prefix=PREFIX)
     app.include_router(ops.router)
     pages.install(app)
+    describe(app)
     return app
 
 

@@ -22,7 +22,7 @@ from ampwatch.records import Batch
 from . import tables as t
 from .db import Database
 from .describe import describe_run, insert_events
-from .diagnoser import Diagnoser, Engine, RunDiagnosis, replace_findings
+from .diagnoser import Diagnoser, Engine, RunDiagnosis, note_failure, replace_findings
 from .fold import fold
 from .lease import Lease, LeaseLost
 from .settings import Settings
@@ -170,7 +170,9 @@ class Compactor:
                 connection.execute(t.inbox.delete().where(mine))
             caught_up = diagnosis.given.issuperset(waiting(connection, lease.run))
             describe_run(connection, lease.run, caught_up=caught_up)
-            if result is not None:
+            if result is None:
+                note_failure(connection, lease.run)
+            else:
                 replace_findings(connection, lease.run, *result)
 
         self._database.write(job)

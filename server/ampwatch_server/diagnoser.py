@@ -28,6 +28,10 @@ _REBUILT_SEQ: Final = 2**62  # batches made of chunks are numbered from here: no
 _EVENTS_A_BATCH: Final = 1000
 _TABLES: Final[tuple[Literal["attempts", "tensors"], ...]] = ("attempts", "tensors")
 
+FAILED: Final = Verdict(
+    "no data", None, None, "The diagnosis failed on these records; the server's log says why."
+)
+
 Key = tuple[int, int]
 
 
@@ -124,6 +128,12 @@ def replace_findings(connection: Connection, run: str, findings: list[Finding], 
         connection.execute(t.findings.insert(), rows)
     state = t.run_state.update().where(t.run_state.c.run == run)
     connection.execute(state.values(verdict=pack(verdict.as_dict())))
+
+
+def note_failure(connection: Connection, run: str) -> None:
+    """Say that nothing is known because the diagnosis failed, unless something was found before."""
+    mine = sa.and_(t.run_state.c.run == run, t.run_state.c.verdict == pack({}))
+    connection.execute(t.run_state.update().where(mine).values(verdict=pack(FAILED.as_dict())))
 
 
 def stored_batches(connection: Connection, run: str) -> Iterator[Batch]:

@@ -71,6 +71,14 @@ def test_every_endpoint_is_documented_and_there(client: httpx.Client) -> None:
     assert documented() - template | figures == served(client)
 
 
+def test_the_description_says_what_each_endpoint_does_and_how_to_sign_in(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    told = document["paths"]["/v1/runs/{run}/findings"]["get"]
+    assert told["summary"] == "The verdict and the findings, the worst first."
+    assert document["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
+    assert "HTTPValidationError" not in document["components"]["schemas"]  # every error is a Problem
+
+
 def test_every_endpoint_below_v1_wants_a_token(client: httpx.Client) -> None:
     for method, path in served(client):
         concrete = path.replace("{run}", "r").replace("{tensor}", "0")

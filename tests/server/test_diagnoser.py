@@ -79,7 +79,9 @@ def test_a_bug_in_the_engine_stops_nothing_else(
         sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
         sent.send(client, sent.attempts(3, 5, 1))
         sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 5)
-        assert client.get("/v1/runs/r/findings").json()["verdict"]["word"] == "no data"
+        verdict = client.get("/v1/runs/r/findings").json()["verdict"]
+    assert verdict["word"] == "no data"
+    assert verdict["sentence"].startswith("The diagnosis failed on these records")
     assert [r.levelno for r in caplog.records if "diagnosis of a run failed" in r.message] == [logging.ERROR]
 
 

@@ -26,7 +26,7 @@ export function showFindings(findings, verdict, chosen, go) {
 
 const none = (verdict) =>
   verdict.word === "no data"
-    ? notice("Nothing to judge yet", "Findings appear after the first attempts.")
+    ? notice("Nothing was judged", verdict.sentence)
     : notice("Nothing was found", "A healthy run is silent.");
 
 /** The finding that is the verdict does not say its sentence again below it: its place stands there instead. */

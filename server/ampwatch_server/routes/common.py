@@ -106,6 +106,8 @@ def split_names(names: str, allowed: Callable[[str], bool], told: str) -> list[s
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Documentation of the errors of a route."""
+    """Documentation of the errors of a route, beside those that any may answer."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"model": schemas.Problem, "content": content} for status in (401, 403, *statuses)}
+    return {
+        status: {"model": schemas.Problem, "content": content} for status in (401, 403, 422, 503, *statuses)
+    }

@@ -27,7 +27,7 @@ MARKED: Final = ("growth", "backoff", "set", "restored", "skip")
 MARKS: Final = 1000  # more than that are drawn together where they stand close
 
 
-@router.get("/timeline", response_model=schemas.Figure, responses=problems(404, 422))
+@router.get("/timeline", response_model=schemas.Figure, responses=problems(404))
 def timeline(
     run: RunId,
     service: ServiceOf,
@@ -49,7 +49,7 @@ def timeline(
     return answer(figures.timeline(columns, marks, found["findings"], theme, begins))
 
 
-@router.get("/heatmap", response_model=schemas.Figure, responses=problems(404, 422))
+@router.get("/heatmap", response_model=schemas.Figure, responses=problems(404))
 def heatmap(
     run: RunId,
     service: ServiceOf,
@@ -67,7 +67,7 @@ def heatmap(
     return answer(figures.heatmap(data, theme, begins))
 
 
-@router.get("/histogram", response_model=schemas.Figure, responses=problems(404, 422))
+@router.get("/histogram", response_model=schemas.Figure, responses=problems(404))
 def histogram(
     run: RunId,
     service: ServiceOf,

@@ -32,7 +32,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/live", response_class=StreamingResponse, responses=_STREAM | problems(404, 422))
+@router.get("/live", response_class=StreamingResponse, responses=_STREAM | problems(404))
 async def live(
     service: ServiceOf,
     _: Annotated[Grant, Depends(require("read"))],

@@ -22,7 +22,7 @@ Status = Literal["live", "finished", "stalled", "crashed"]
 Admin = Annotated[Grant, Depends(require("admin"))]
 
 
-@router.get("/runs", response_model=schemas.RunPage, responses=problems(422))
+@router.get("/runs", response_model=schemas.RunPage, responses=problems())
 def list_runs(
     service: ServiceOf,
     project: str | None = None,
@@ -56,7 +56,7 @@ def get_run(run: RunId, service: ServiceOf) -> Response:
         return answer(store.get_run(connection, service.settings, run))
 
 
-@router.patch("/runs/{run}", response_model=schemas.Run, responses=problems(404, 422))
+@router.patch("/runs/{run}", response_model=schemas.Run, responses=problems(404))
 def patch_run(run: RunId, changes: schemas.RunEdit, service: ServiceOf, grant: Admin) -> Response:
     """Change name, tags, notes or the archived mark."""
     given = changes.model_dump(exclude_none=True)
@@ -81,7 +81,7 @@ def delete_run(run: RunId, service: ServiceOf, grant: Admin) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/runs/{run}/events", response_model=schemas.EventPage, responses=problems(404, 422))
+@router.get("/runs/{run}/events", response_model=schemas.EventPage, responses=problems(404))
 def list_events(
     run: RunId,
     service: ServiceOf,

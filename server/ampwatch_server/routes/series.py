@@ -55,7 +55,7 @@ def columns_asked(
 HeatmapAsked = Annotated[Range, Depends(columns_asked)]
 
 
-@router.get("/runs/{run}/series", response_model=schemas.Series, responses=problems(404, 422))
+@router.get("/runs/{run}/series", response_model=schemas.Series, responses=problems(404))
 def get_series(
     run: RunId,
     service: ServiceOf,
@@ -71,16 +71,14 @@ def get_series(
     return answer(found)
 
 
-@router.get("/runs/{run}/tensors", response_model=schemas.TensorPage, responses=problems(404, 422))
+@router.get("/runs/{run}/tensors", response_model=schemas.TensorPage, responses=problems(404))
 def list_tensors(run: RunId, service: ServiceOf, cursor: Cursor = None, limit: Limit = 500) -> Response:
     """The gradient tensors of a run."""
     with service.database.read() as connection:
         return answer(tensors.list_tensors(connection, run, cursor, limit))
 
 
-@router.get(
-    "/runs/{run}/tensors/{tensor}/series", response_model=schemas.Series, responses=problems(404, 422)
-)
+@router.get("/runs/{run}/tensors/{tensor}/series", response_model=schemas.Series, responses=problems(404))
 def get_tensor_series(
     run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked, names: str = "norm,headroom_log2"
 ) -> Response:
@@ -93,7 +91,7 @@ def get_tensor_series(
 @router.get(
     "/runs/{run}/tensors/{tensor}/histograms",
     response_model=schemas.Histograms,
-    responses=problems(404, 422),
+    responses=problems(404),
 )
 def get_histograms(run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked) -> Response:
     """Histograms of log2 |scaled gradient| of one tensor over attempts."""
@@ -101,7 +99,7 @@ def get_histograms(run: RunId, tensor: TensorId, service: ServiceOf, asked: Aske
         return answer(tensors.read_histograms(connection, service.tails, run, tensor, asked))
 
 
-@router.get("/runs/{run}/heatmap", response_model=schemas.Heatmap, responses=problems(404, 422))
+@router.get("/runs/{run}/heatmap", response_model=schemas.Heatmap, responses=problems(404))
 def get_heatmap(
     run: RunId,
     service: ServiceOf,
