@@ -14,26 +14,36 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.guard import failures
+from ampwatch.stats.choose import IMPLEMENTATIONS, choose
 
 from .recorded import MemoryRecorder
 
 OURS = "ours"
 IN_PLACE = "in place"
 
+_statistics: list[str] = []  # the pass of the scalers that are made
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
+
+@pytest.fixture(autouse=True, params=[name for name in IMPLEMENTATIONS if choose(name).name == name])
+def strict(request, monkeypatch):
+    """With each implementation that works here; where it fails, so does the test."""
     monkeypatch.setenv("AMPWATCH_STRICT", "1")
+    _statistics[:] = [request.param]
+    assert not failures
+    yield
+    assert not failures
 
 
 def make(kind, model=None, **arguments):
     """A scaler of torch, of ours, or one of torch that is watched in place."""
     if kind == "torch":
         return torch.amp.GradScaler("cpu", **arguments)
+    recorder = MemoryRecorder(statistics=_statistics[0])
     if kind == OURS:
-        return ampwatch.GradScaler("cpu", model=model, recorder=MemoryRecorder(), **arguments)
+        return ampwatch.GradScaler("cpu", model=model, recorder=recorder, **arguments)
     scaler = torch.amp.GradScaler("cpu", **arguments)
-    assert ampwatch.watch(scaler, model=model, recorder=MemoryRecorder()) is scaler
+    assert ampwatch.watch(scaler, model=model, recorder=recorder) is scaler
     return scaler
 
 
