@@ -40,13 +40,15 @@ def is_isolated(episode: Episode) -> bool:
 
 def _finding(case: Case, isolated: Sequence[Episode]) -> Finding:
     first, last = _moment(isolated[0]), isolated[-1]
-    pattern = _pattern(isolated) or _Pattern("bad_batch" if isolated[0].skips else "bad_batch.taken", {}, 0.6)
+    unskipped = any(e.unskipped for e in isolated)
+    pattern = _pattern(isolated) or _Pattern("bad_batch.taken" if unskipped else "bad_batch", {}, 0.6)
     loss = "not finite" if last.closed else _loss_word(last.loss_last)
     headline = texts.HEADLINES[pattern.key].format(
         loss=loss,
         first=texts.at(first),
         recovery=_recovery(isolated[0]),
         count=len(isolated),
+        harm=texts.HARM["taken" if unskipped else "skipped"],
         **pattern.words,
     )
     return case.finding(

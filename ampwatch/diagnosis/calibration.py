@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from . import texts
 from .case import Case
-from .facts import Episode
+from .facts import Episode, is_descending
 from .findings import Advice, Evidence, Finding
 
 
 def calibration(case: Case) -> Iterator[Finding]:
     """The descent to the ceiling, open while no step has been taken and the scale is above 1."""
     episodes = [e for e in case.stream.all_episodes() if e.calibrates]
-    if not episodes or (case.stream.taken == 0 and episodes[-1].scale_after <= 1):
+    if not episodes or (case.stream.taken == 0 and not is_descending(episodes[-1].scale_after)):
         return
     first, last = episodes[0], episodes[-1]
     skips, is_open = sum(e.skips for e in episodes), last.closed is None
     headline = texts.HEADLINES["calibration.open" if is_open else "calibration"].format(
         skips=texts.skipped(skips),
         first=texts.at(first.first),
-        last=texts.at(last.last),
+        span=texts.span(first.first, last.last),
         scale_first=texts.power(first.scale),
         scale=texts.power(last.scale_after),
     )
@@ -48,8 +48,7 @@ def growth_probe(case: Case) -> Iterator[Finding]:
     last = current.last if current else probes.last
     headline = texts.HEADLINES["growth_probe"].format(
         skips=texts.skipped(skips),
-        first=texts.at(first),
-        last=texts.at(last or first),
+        span=texts.span(first, last or first),
         share=texts.percent(skips / case.stream.attempts),
     )
     evidence = [_skips(skips, case.stream.attempts)]

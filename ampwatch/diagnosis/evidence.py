@@ -31,6 +31,6 @@ def recovery(episode: Episode, *, certain: bool) -> str:
     """Whether it has recovered, never will, or is not known yet."""
     if episode.closed:
         return texts.RECOVERY["recovered"].format(closed=texts.at(episode.closed))
-    if episode.skips == 0:
+    if episode.unskipped:
         return texts.RECOVERY["taken"]
     return texts.RECOVERY["never" if certain else "unknown"]

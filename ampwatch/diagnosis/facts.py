@@ -32,7 +32,7 @@ from .sketch import Sketch
 RECENT: Final = 64  # attempts whose loss and norm are kept one by one
 KEPT_EPISODES: Final = 128  # the first and the last of them, each
 CALIBRATION_ATTEMPTS: Final = (
-    100  # after the first step taken, in which a few more skips belong to calibration
+    30  # after the first step taken, in which a few more skips belong to calibration
 )
 CALIBRATION_RUN: Final = 4
 PROBE_RUN: Final = 2  # × hysteresis, which is 1 for torch's policy
@@ -70,6 +70,7 @@ class Episode:
     taken_before: int
     after_first_taken: int
     after_growth: bool
+    descended: bool  # attempts were skipped before the first step was taken
     loss_before: float
     trend: Trend | None
     hysteresis: int = 1
@@ -80,6 +81,7 @@ class Episode:
     skips: int = 0
     nonfinite: int = 0
     innocent: int = 0  # of these, those of a gradient penalty: the scale itself may have made them
+    unskipped: int = 0  # of these, those whose step was not skipped
     first_nonfinite: Moment | None = None
     last_finite: Moment | None = None  # the last attempt before it, if it was skipped with a finite loss
     loss_last: float = 0.0
@@ -89,7 +91,9 @@ class Episode:
     starved: int = 0  # bits of optimizers that were skipped in the last `beside` attempts …
     stepping: int = 0  # … and of those that stepped in them
     beside: int = 0
-    at_one: int = 0
+    at_one: int = (
+        0  # attempts at a scale that no halving brings to where a step is taken: 1 and below, inf, NaN
+    )
     first_at_one: Moment | None = None
     held: int = 0  # skips in a row, up to the last, that left the scale as it was
     first_held: Moment | None = None
@@ -107,12 +111,13 @@ class Episode:
         if _is_nonfinite(row["loss"]):
             self.nonfinite += 1
             self.innocent += bool(row["penalised"])
+            self.unskipped += not row["skipped"]
             if self.first_nonfinite is None:
                 self.first_nonfinite = moment
                 self.batch, self.epoch = float(row["batch"]), float(row["epoch"])
         elif self.first_nonfinite is None and row["skipped"]:
             self.last_finite = moment
-        if row["scale"] <= 1:
+        if not is_descending(row["scale"]):
             self.at_one += 1
             self.first_at_one = self.first_at_one or moment
 
@@ -134,13 +139,15 @@ class Episode:
         """A loss that is no fault of the forward pass, and no step taken yet or only just."""
         if self.nonfinite > self.innocent or self.trend or (self.innocent and self.at_one):
             return False
-        just_begun = self.after_first_taken <= CALIBRATION_ATTEMPTS and not self.after_growth
+        just_begun = (
+            self.after_first_taken <= CALIBRATION_ATTEMPTS and self.descended and not self.after_growth
+        )
         return self.taken_before == 0 or (just_begun and self.attempts <= CALIBRATION_RUN * self.hysteresis)
 
     @property
     def probes(self) -> bool:
         """Such a loss, a short run, and a scale near the highest clean one: the ordinary skip."""
-        near = self.scale >= self.high / PROBE_DEPTH > 0
+        near = math.inf > self.scale >= self.high / PROBE_DEPTH > 0
         ordinary = self.nonfinite == self.innocent and not self.trend
         return ordinary and self.attempts <= PROBE_RUN * self.hysteresis and near
 
@@ -195,6 +202,7 @@ class Stream:
     scale: float = 0.0  # what the last attempt left
     last: Moment = NEVER
     first_taken: Moment | None = None
+    skips_at_first: int = 0  # before it
     first_growth: Moment | None = None
     halved: int = 0  # growths whose norm is half of those before …
     whole: int = 0  # … and those whose norm is not
@@ -294,8 +302,8 @@ class Stream:
         if self.open:
             self._close(moment_of(rows[0]))
         taken = np.flatnonzero(rows["taken"])
-        if len(taken):
-            self.first_taken = self.first_taken or moment_of(rows[taken[0]])
+        if len(taken) and self.first_taken is None:
+            self.first_taken, self.skips_at_first = moment_of(rows[taken[0]]), self.skips
         self.attempts += len(rows)
         self.taken += len(taken)
         self._note_epoch(rows)
@@ -338,6 +346,7 @@ class Stream:
             taken_before=self.taken,
             after_first_taken=since,
             after_growth=self.growths > 0,
+            descended=self.skips_at_first > 0,
             loss_before=median(before.tolist()) if before.size else float("nan"),
             trend=self.diverged,
             hysteresis=self.hysteresis,
@@ -477,6 +486,11 @@ def _nonfinite(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     if bad.any():
         bad &= ~is_missing(losses)
     return bad
+
+
+def is_descending(scale: float) -> bool:
+    """Whether a scale is one from which halvings lead to where a step is taken: above 1, and finite."""
+    return bool(1 < scale < math.inf)
 
 
 def _is_nonfinite(loss: float) -> bool:

@@ -24,6 +24,7 @@ def scale_floor(case: Case) -> Iterator[Finding]:
         episode is None
         or episode.held < FLOOR_ERROR + case.stream.hysteresis - 1
         or episode.first_held is None
+        or not math.isfinite(episode.scale_last)
     ):
         return
     severity: Severity = "fatal" if episode.held >= FLOOR_FATAL or episode.at_one > FLOOR_ERROR else "error"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,7 +14,7 @@ from .several import steps_beside
 
 NONFINITE_ERROR, NONFINITE_FATAL = 5, 10  # attempts without a step, the loss not finite
 SUMMED: Final = 100  # steps taken at a scale below 1
-FATAL_AFTER: Final = 5  # attempts at a scale of 1 and below, the loss finite
+FATAL_AFTER: Final = 5  # attempts at a scale of 1 and below, or one that is not finite; the loss is
 
 
 def no_updates(case: Case) -> Iterator[Finding]:
@@ -22,7 +23,8 @@ def no_updates(case: Case) -> Iterator[Finding]:
     severity = _severity(episode) if episode else None
     if episode is None or severity is None or steps_beside(episode):
         return
-    headline = texts.HEADLINES["no_updates"].format(
+    lost = not math.isfinite(episode.scale_after)
+    headline = texts.HEADLINES["no_updates.scale" if lost else "no_updates"].format(
         first=texts.at(episode.first),
         skips=texts.skipped(episode.skips),
         scale=texts.power(episode.scale_after),
@@ -34,7 +36,7 @@ def no_updates(case: Case) -> Iterator[Finding]:
         headline,
         first=episode.first,
         evidence=[Evidence(text=taken, value=0, unit="steps", attempt=episode.first.attempt)],
-        advice=texts.ADVICE["no_updates"],
+        advice=texts.ADVICE["no_updates.scale" if lost else "no_updates"],
         confidence=0.9,
     )
 

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from build import Run
 
@@ -48,3 +50,15 @@ def test_the_same_place_in_two_epochs():
 )
 def test_three_at_equal_distances_have_a_period(attempts: tuple[int, ...], said: str):
     assert said in headline(broken_at(*attempts))
+
+
+def test_no_skip_is_claimed_where_the_step_was_taken():
+    run = Run().clean(50).clean(1, loss=math.inf).clean(5)
+    assert "the step was taken" in headline(run)
+    run = Run().clean(50).skip(1).clean(1, loss=math.inf).clean(5)  # the skip was of a finite loss
+    assert "the step was taken" in headline(run)
+    run = broken_at(50, 133, batches={50: 17.0, 133: 17.0})
+    assert "Steps are skipped" in headline(run)
+    run.rows[50] |= {"found_inf": 0, "n_inf": 0}
+    run.rows[50]["loss"] = math.inf
+    assert "steps were taken" in headline(run)

@@ -52,3 +52,20 @@ def test_more_than_ten_probes_in_five_intervals_are_not_ordinary():
         run.scale *= 2
     assert [f.kind for f in run.findings()] == ["growth_probe"]
     assert [f.kind for f in run.skip().clean(1).findings()] == ["growth_probe", "spike"]
+
+
+def test_a_skip_long_after_the_first_step_is_not_of_the_descent():
+    assert [f.kind for f in Run().skip(4).clean(31).skip(1).clean(20).findings()] == [
+        "growth_probe",
+        "calibration",
+    ]
+    assert [f.kind for f in Run().skip(4).clean(31).skip(4).clean(20).findings()] == ["calibration", "spike"]
+
+
+def test_without_a_descent_a_few_skips_are_none():
+    assert Run().clean(10).skip(1).clean(20).kinds() == [("growth_probe", "info", "explained")]
+    assert Run().clean(10).skip(3).clean(20).kinds() == [("spike", "info", "recovered")]
+
+
+def test_a_descent_is_told_in_attempts_where_no_step_was_taken():
+    assert "attempts 0 to 10. Healthy" in Run(scale=2.0**32).skip(11).clean(9).findings()[0].headline

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 from build import Run
 
 from ampwatch.records import MISSING
@@ -28,3 +29,15 @@ def test_an_unknown_loss_counts_as_finite():
 
 def test_a_probe_at_a_scale_below_1_is_healthy():
     assert Run(scale=0.5).clean(300).skip(1).kinds() == [("growth_probe", "info", "explained")]
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf])
+def test_a_scale_that_is_not_finite_is_never_healthy(scale: float):
+    run = Run(scale=scale).skip(5)
+    assert run.kinds() == [("no_updates", "error", "open")]
+    assert run.skip(1).kinds() == [("no_updates", "fatal", "open")]
+    assert f"the loss scale is {scale}" in run.findings()[0].headline
+
+
+def test_the_largest_finite_scale_may_still_come_down():
+    assert Run(scale=2.0**127).skip(8).kinds() == [("calibration", "info", "open")]

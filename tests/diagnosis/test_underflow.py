@@ -122,3 +122,12 @@ def test_all_zero_gradients_of_a_loss_of_zero_are_healthy():
     for row in run.rows:
         row["n_zero"] = row["numel"]
     assert run.kinds() == []
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "BatchNorm2d", "RMSNorm", "Embedding"])
+def test_gradients_computed_in_float32_are_not_judged(kind: str):
+    run = Run(scale=1.0).event("tensors", tensors=[{**TENSOR, "id": 0, "module_type": kind}])
+    run.event("origin", origins={"0": "float16"})
+    for _ in range(3):
+        run.clean(1).tensor(LOW, zeros=800)
+    assert run.kinds() == []

@@ -16,6 +16,7 @@ from .advice_scale import AFTER_UNSEEN, SCALE
 from .headlines import (
     CLEANED,
     FAULTS,
+    HARM,
     HEADLINES,
     HEALTHY,
     LEFT_OVER,
@@ -27,13 +28,14 @@ from .headlines import (
     RECOVERY,
     WHY_NONE,
 )
-from .words import at, at_step, fill, module, percent, power, skipped, times
+from .words import at, at_step, fill, module, percent, power, skipped, span, times
 
 __all__ = [
     "ADVICE",
     "AFTER_UNSEEN",
     "CLEANED",
     "FAULTS",
+    "HARM",
     "HEADLINES",
     "HEALTHY",
     "LEFT_OVER",
@@ -51,6 +53,7 @@ __all__ = [
     "percent",
     "power",
     "skipped",
+    "span",
     "times",
 ]
 

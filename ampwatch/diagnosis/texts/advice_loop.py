@@ -182,6 +182,24 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "checkpoint['scaler'] = scaler.state_dict()\n...\nscaler.load_state_dict(checkpoint['scaler'])",
         ),
     ],
+    "rank_disagreement": [
+        Advice(
+            "Stop, and start all ranks again from one checkpoint from before: their weights are no longer the same."
+        ),
+        Advice(
+            "See that gradients, or found_inf, are reduced over all ranks: DistributedDataParallel reduces gradients in "
+            "backward; with FSDP1 take ampwatch's ShardedGradScaler or torch's; plain tensors are not reduced.",
+            "model = torch.nn.parallel.DistributedDataParallel(model)",
+        ),
+    ],
+    "rank_fault": [
+        Advice(
+            "Look at the data of rank {rank}: run its batches on another rank. If they break there, it is the data."
+        ),
+        Advice(
+            "If they do not, it is the device or what was loaded on it: take that machine out and start again."
+        ),
+    ],
     "fused_optimizer": [
         Advice("Go back to a checkpoint from before {first}: weights that are not finite do not recover."),
         Advice(

@@ -19,6 +19,13 @@ SCALE: Final[dict[str, list[Advice]]] = {
         ),
         Advice("Not a cure: another scale or a minimum of the scale. It falls because the gradients grow."),
     ],
+    "no_updates.scale": [
+        Advice(
+            "Give the scaler a scale again, and look at what made this one: an update(new_scale) of the loop's own, or the "
+            "scaler's state in a checkpoint.",
+            "scaler.update(2.0**16)",
+        ),
+    ],
     "no_updates": [
         Advice(
             "The loss is finite, yet its gradients overflow at a scale of 1 and below: look for a loss that is summed over "

@@ -16,11 +16,10 @@ HEADLINES: Final = {
         "now {scale}. It ends by itself at the first step taken."
     ),
     "calibration": (
-        "The loss scale came down from {scale_first} to {scale} in {skips}, {first} to {last}. Healthy, "
-        "nothing to do."
+        "The loss scale came down from {scale_first} to {scale} in {skips}, {span}. Healthy, nothing to do."
     ),
     "growth_probe": (
-        "{skips} at the ceiling of the loss scale, {first} to {last}, {share} of all: as many as loss scaling costs. "
+        "{skips} at the ceiling of the loss scale, {span}, {share} of all: as many as loss scaling costs. "
         "Healthy, nothing to do."
     ),
     "spike": (
@@ -35,8 +34,8 @@ HEADLINES: Final = {
         "The loss was {loss} at {first}, for one attempt only. Its gradients were finite, and the step was taken; {recovery}"
     ),
     "bad_batch.batch": (
-        "Batch {batch} gives a loss that is not finite: {times} times, first at {first}. Steps are skipped, so the weights "
-        "are unharmed, and it comes again with that batch."
+        "Batch {batch} gives a loss that is not finite: {times} times, first at {first}. {harm}, and it comes again with "
+        "that batch."
     ),
     "bad_batch.place": (
         "The loss is not finite at the same place in every epoch, attempt {place} of it: {times} times, first at {first}. "
@@ -101,6 +100,14 @@ HEADLINES: Final = {
         "The gradient norm that the loop logs is not finite at {first}, although every gradient is: the norm itself "
         "overflows. It goes on until it is computed in float32."
     ),
+    "rank_disagreement": (
+        "Ranks {low} and {high} differ in loss scale or skipped steps since {first}: their weights drift apart from there. It "
+        "does not recover by itself."
+    ),
+    "rank_fault": (
+        "Rank {rank} alone has a loss that is not finite, since {first}, and spoils the step of all: its data, its device or "
+        "its copy of the model. It does not recover by itself."
+    ),
     "mask_constant": (
         "Rows of attention scores in {module} are masked altogether since {first}, and their softmax is NaN. {recovery}"
     ),
@@ -157,6 +164,10 @@ HEADLINES: Final = {
         "Nothing has been learned since {first}: {skips} in a row, loss scale down to {scale}. It does not "
         "recover by itself."
     ),
+    "no_updates.scale": (
+        "Nothing is learned since {first}: the loss scale is {scale}, which makes inf or NaN of every gradient and which no "
+        "backoff mends, {skips} in a row. It does not recover by itself."
+    ),
     "underflow": (
         "Gradients underflow since {first}: {share} of the elements computed in float16 are lost{bound}, most in "
         "{tensor}. {recovery}"
@@ -191,6 +202,11 @@ HEADLINES: Final = {
     ),
     "call_order": "The training loop calls the scaler in a wrong order since {first}: {fault}. {raised}",
     "scaler_bypassed": "The training loop goes past the scaler since {first}: {fault}. {raised}",
+}
+
+HARM: Final = {
+    "skipped": "Steps are skipped, so the weights are unharmed",
+    "taken": "Its gradients were finite, so that steps were taken",
 }
 
 RECOVERY: Final = {

@@ -20,6 +20,15 @@ def at_step(step: int, attempt: int) -> str:
     return f"step {step}" + ("" if step == attempt else f" (attempt {attempt})")
 
 
+def span(first: Moment, last: Moment) -> str:
+    """From one moment to another; attempts are counted where no step was taken between."""
+    if first.attempt == last.attempt:
+        return at(first)
+    if first.step == last.step:
+        return f"attempts {first.attempt} to {last.attempt}"
+    return f"{at(first)} to {at(last)}"
+
+
 def power(scale: float) -> str:
     """A loss scale for the eye: a power of two as `2^16`, anything else by four digits."""
     if scale > 0 and math.isfinite(scale) and math.frexp(scale)[0] == 0.5:
