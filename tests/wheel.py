@@ -38,7 +38,9 @@ def main() -> None:
         for command, extra in (("serve", "server"), ("demo", "torch")):
             said = run(bin_dir / "ampwatch", command, ok=False)
             assert f"pip install 'ampwatch[{extra}" in said, said
-        print(f"wheel: {len(names)} files, {wheel.stat().st_size / 1024:.0f} KiB, installs and says what it lacks")
+        print(
+            f"wheel: {len(names)} files, {wheel.stat().st_size / 1024:.0f} KiB, installs and says what it lacks"
+        )
 
 
 if __name__ == "__main__":
