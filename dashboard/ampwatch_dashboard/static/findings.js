@@ -76,7 +76,8 @@ function span(finding) {
 
 function evidence(item, finding, go) {
   const link = item.attempt >= 0 && momentLink({ finding: finding.key, at: place(item.attempt, finding.producer) }, `attempt ${count(item.attempt)}`, "", go);
-  const tensor = item.tensor && !item.text.includes(item.tensor) && h("code", {}, item.tensor);
+  const known = item.text.includes(item.tensor) || item.tensor === where(finding);
+  const tensor = item.tensor && !known && h("code", {}, item.tensor);
   return h("li", {}, prose(item.text), tensor && [" ", tensor], link && [" ", link]);
 }
 
