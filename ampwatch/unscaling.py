@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from . import internals
-from .guard import guard
+from .guard import Guard, guard
 from .registry import Sink
 from .stats.choose import REFERENCE, Statistics, choose
 
@@ -39,7 +39,7 @@ class Pass:
 
     def read(self, by_device: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The statistics of gradients, (n, WIDTH) float64 on each device. Synchronisation: none."""
-        return list(map(self._statistics.compute, by_device))
+        return list(map(self._read, by_device))
 
     def unscale(
         self, by_device: Sequence[Sequence[Tensor]], replicas: internals.Replicas
@@ -54,10 +54,17 @@ class Pass:
         known = [row for row in rows if row is not None]
         return known if len(known) == len(rows) else None
 
+    def _read(self, grads: Sequence[Tensor]) -> Tensor:
+        if self.name != REFERENCE:
+            with self._kernel_guard():
+                return self._statistics.compute(grads)
+            self._give_up_kernel()
+        return self._statistics.compute(grads)
+
     def _unscale(self, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> Tensor | None:
         kernel = self._statistics.unscale
         if kernel is not None:
-            with guard(f"stats.{self.name}", self._recorder.fault, "statistics are taken by the reference"):
+            with self._kernel_guard():
                 return kernel(grads, found_inf, inv_scale)
             self._give_up_kernel()
         rows = None
@@ -65,6 +72,9 @@ class Pass:
             rows = self._statistics.compute(grads)
         internals.unscale_(grads, found_inf, inv_scale)
         return rows
+
+    def _kernel_guard(self) -> Guard:
+        return guard(f"stats.{self.name}", self._recorder.fault, "statistics are taken by the reference")
 
     def _give_up_kernel(self) -> None:
         self._statistics = choose(REFERENCE)

@@ -5,7 +5,7 @@
 A 12.2 M-parameter GPT on the CPU in float32 through an enabled scaler (float16 products are up to 100 × slower on
 a CPU without native support, which would hide the cost). All threads of the process count, the recorder's and the
 server's as well; the server runs in this process and receives every batch. Prints the median of the ratios
-watched / plain and its 95 % interval.
+watched / plain and its 95 % interval. AMPWATCH_STATS picks the statistics pass; one that fails ends the benchmark.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ampwatch
+from ampwatch.guard import failures
 
 VOCABULARY = 2048
 STEPS = 3  # a block
@@ -66,7 +67,9 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
@@ -77,22 +80,23 @@ def main() -> None:
     tokens = torch.randint(VOCABULARY, (4, 65))
     plain = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with tempfile.TemporaryDirectory() as folder, running(database=f"sqlite:///{folder}/db") as server:
-        watched = ampwatch.GradScaler(
-            "cpu", init_scale=1024.0, model=model, server=server.url, token=server.token, dir=folder
-        )
+        settings = ampwatch.Settings.load(server=server.url, token=server.token, dir=folder)
+        watched = ampwatch.GradScaler("cpu", init_scale=1024.0, model=model, settings=settings)
         for scaler in (plain, watched):
             block_seconds(model, optimizer, scaler, tokens)
         times = [
             (block_seconds(model, optimizer, plain, tokens), block_seconds(model, optimizer, watched, tokens))
             for _ in range(given.pairs)
         ]
+        statistics_pass = vars(watched)["_ampwatch"]._pass.name
         ampwatch.finish()
+    assert not failures, failures  # another pass would have been measured
     ratios = [ours / theirs for theirs, ours in times]
     low, high = interval(ratios)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     base = statistics.median(theirs for theirs, _ in times) * 1e3
     print(
-        f"{size:.1f} M parameters, plain scaler {base:.0f} ms CPU a step; watched / plain: median "
+        f"{size:.1f} M parameters, statistics by {statistics_pass}, plain scaler {base:.0f} ms CPU a step; watched / plain: median "
         f"{statistics.median(ratios):.3f} (95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs)"
     )
 

@@ -10,8 +10,12 @@ import ampwatch
 from ampwatch.logbook import Logbook
 from ampwatch.records import Event, Table
 from ampwatch.settings import Settings
+from ampwatch.stats import cpu
 
 torch.set_num_threads(1)
+
+WORKING = ("reference", "cpu") if cpu.available() else ("reference",)
+"""Implementations of the statistics pass that work on any machine."""
 
 
 class MemoryRecorder:

@@ -20,7 +20,7 @@ from ampwatch.records import is_missing
 from ampwatch.settings import Settings
 from ampwatch.watching import Watch
 
-from .recorded import MemoryRecorder
+from .recorded import WORKING, MemoryRecorder
 from .recorded import scaler as make
 
 
@@ -30,9 +30,9 @@ def strict(monkeypatch):
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def recorder():
-    return MemoryRecorder()
+@pytest.fixture(params=WORKING)
+def recorder(request):
+    return MemoryRecorder(statistics=request.param)
 
 
 class Weighted(nn.Module):
@@ -705,6 +705,8 @@ class Synchronisations(TorchDispatchMode):
 
 
 def test_no_value_is_read_that_torch_does_not_read(recorder):
+    """Under the mode torch's own method unscales. (The CPU kernel reads its factors from main memory.)"""
+
     def count(scaler):
         with Synchronisations() as mode:
             trained(scaler)

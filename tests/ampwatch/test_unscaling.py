@@ -28,6 +28,7 @@ needs_library = pytest.mark.skipif(not cpu.available(), reason="the CPU kernel w
 @pytest.fixture(autouse=True)
 def strict(monkeypatch):
     monkeypatch.setenv("AMPWATCH_STRICT", "1")
+    failures.clear()
 
 
 class Counted:
@@ -205,6 +206,21 @@ def test_statistics_that_cannot_be_taken_at_all_leave_the_training_torchs(monkey
     assert ours == list(train(torch.amp.GradScaler("cpu", init_scale=SCALE), sgd, [parameters(3, 5)]))
     assert recorder.column("found_inf") == [0, 0, 1, 0, 0]
     assert (failures.pop("stats.broken"), failures.pop("scaler.gradients")) == (1, 5)
+
+
+def test_a_kernel_that_cannot_even_read_is_given_up(monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(watching, "choose", lambda *_: Statistics("broken", broken, broken))
+    recorder = MemoryRecorder()
+    scaler = watched(recorder, init_scale=SCALE)
+    scaler._unscale_grads_ = scaler._unscale_grads_  # of the instance's own, so torch's method runs
+    list(train(scaler, sgd, [parameters(3, 5)]))
+    assert (recorder.column("numel"), recorder.description["statistics"]) == ([8] * 5, "reference")
+    assert failures.pop("stats.broken") == 1
 
 
 def unscale(scaler, params):
