@@ -253,7 +253,7 @@ def _value_axis(panel: Panel, streams: Sequence[Json], palette: Palette) -> dict
     values = _values(panel, streams)
     wide = bool(values) and min(values) > 0 and max(values) / min(values) >= _LOG_FROM_RATIO
     decades = math.log10(max(values) / min(values)) if wide else 0
-    ticks = {"dtick": math.ceil(decades / _DECADE_TICKS)} if wide else {"nticks": 5}
+    ticks: dict[str, Any] = {"dtick": math.ceil(decades / _DECADE_TICKS)} if wide else {"nticks": 5}
     return axis(
         palette,
         domain=list(panel.domain),
