@@ -144,11 +144,11 @@ class Watch(Unwatched):
             return None
         # Out of the guard: from here on gradients change, and torch's method must not do it again.
         index, gradients = listed
+        noted = self._gradients.pop(index)  # until it has its rows
         rows = self._pass.unscale(gradients.by_device, replicas)
         if rows is not None:
-            self._gradients[index].rows = rows
-        else:
-            del self._gradients[index]
+            noted.rows = rows
+            self._gradients[index] = noted
         return replicas.found_inf()
 
     def updating(self, scaler: Scaler, new_scale: object) -> Span:

@@ -223,6 +223,25 @@ def test_a_kernel_that_cannot_even_read_is_given_up(monkeypatch):
     assert failures.pop("stats.broken") == 1
 
 
+def test_an_error_of_torchs_op_passes_and_leaves_no_half_of_a_record(inject, monkeypatch):
+    """Beyond what can be foreseen: here the kernel and torch's own operation both refuse."""
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    inject(Counted(1))
+
+    def refuse(*_):
+        raise RuntimeError("refused")
+
+    recorder, params = MemoryRecorder(), parameters(3)
+    params[0].grad = torch.ones(3)
+    scaler = watched(recorder)
+    with monkeypatch.context() as patched:
+        patched.setattr(internals, "unscale_", refuse)
+        with pytest.raises(RuntimeError, match="refused"):
+            unscale(scaler, params)
+    list(train(scaler, sgd, [parameters(3, 5)], steps=2))
+    assert recorder.column("numel") == [8, 8]
+
+
 def unscale(scaler, params):
     scaler.scale(torch.ones(()))
     scaler.unscale_(torch.optim.SGD(params, lr=0.1))
