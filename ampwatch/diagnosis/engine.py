@@ -34,6 +34,7 @@ from .poisoned import poisoned
 from .precedence import settle
 from .precision import useless_scaler
 from .progress import no_updates, summed_loss, unscaled_by_new_scale
+from .ranks import Agreement, Member
 from .rows import Ledger
 from .samples import Sample, Samples
 from .scale_range import underflow
@@ -105,6 +106,7 @@ class Diagnosis:
 
     def __init__(self) -> None:
         self._producers: dict[str, _Producer] = {}
+        self._agreement = Agreement()
 
     @classmethod
     def from_batches(cls, batches: Iterable[Batch]) -> Diagnosis:
@@ -129,7 +131,9 @@ class Diagnosis:
             for case in cases
             for finding in _by_rules(case, first=case is cases[0])
         ]
-        return settle([*found, *(finding for rule in RUN_RULES for finding in rule(producers))])
+        of_run = [finding for rule in RUN_RULES for finding in rule(producers)]
+        members = [Member(cases[0], self._producers[cases[0].producer].ledger) for cases in producers]
+        return settle([*found, *of_run, *self._agreement.findings(members)])
 
     def verdict(self) -> Verdict:
         """One sentence over the run so far."""
@@ -168,7 +172,7 @@ class _Producer:
         self.name = name
         self._seen = _Seen()
         self._described = Described()
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         self._samples = Samples()
         self._streams: dict[int, Stream] = {}
 
@@ -178,16 +182,16 @@ class _Producer:
         if batch.kind == "events":
             self._described.add(batch.events())
         elif batch.kind == "attempts":
-            self._ledger.add(batch.table())
+            self.ledger.add(batch.table())
         else:
             self._samples.add(batch.table())
 
     def streams(self) -> dict[int, Stream]:
         """The facts of each stream, up to date."""
-        rows, again = self._ledger.take()
+        rows, again = self.ledger.take()
         stale = any(not self._is_current(i, s) for i, s in self._streams.items())
         if stale:
-            rows = self._ledger.all()
+            rows = self.ledger.all()
         if again or stale:
             self._streams = {}
         for index in np.unique(rows["stream"]).tolist():
@@ -219,7 +223,7 @@ class _Producer:
             )
 
     def _step_of(self, attempt: int) -> int:
-        return self._ledger.step_of(attempt)
+        return self.ledger.step_of(attempt)
 
 
 class _Seen:

@@ -12,6 +12,8 @@ from . import texts
 from .findings import SEVERITIES, Evidence, Finding
 
 PRECEDENCE: Final = (
+    "rank_disagreement",
+    "rank_fault",
     "low_precision_params",
     "shared_parameter",
     "no_gradients",
@@ -60,6 +62,10 @@ _ALL: Final = _LOCATED | _POISONED | {"divergence"}
 _TOUCHED: Final = frozenset({"clip_scaled", "grads_not_cleared", "cleaned_gradients"})
 _LOOP: Final = _ALL | _TOUCHED | {"call_order", "scaler_bypassed"}
 EXPLAINS: Final[dict[str, frozenset[str]]] = {
+    "rank_disagreement": _LOCATED
+    | _POISONED
+    | {"rank_fault", "divergence", "cleaned_gradients", "growth_probe"},
+    "rank_fault": _LOCATED | _POISONED | {"divergence", "cleaned_gradients"},
     "low_precision_params": _LOOP,
     "shared_parameter": _LOOP,
     "no_gradients": _LOOP,
@@ -88,10 +94,13 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
 }
 """What a cause explains from its first attempt on; metadata faults are explained whenever they began."""
 _TIMELESS: Final = frozenset({"useless_scaler"})
+_OF_RUN: Final = frozenset({"rank_disagreement", "rank_fault"})
+"""Causes that explain what other ranks say, too."""
 _LATER: Final = frozenset({("weights_poisoned", "dead_zone")})
 """What came of the other, and is the headline all the same."""
 _SLACK: Final = {
     "grads_not_cleared": 2,
+    "rank_disagreement": 1,
     "call_order": 2,
     "scaler_bypassed": 2,
 }  # attempts in which a loop is wrong before it can be seen
@@ -180,7 +189,9 @@ def _causes(findings: list[Finding]) -> list[Finding]:
 
 
 def _explains(cause: Finding, other: Finding) -> bool:
-    if other.kind not in EXPLAINS.get(cause.kind, ()) or cause.producer != other.producer:
+    if other.kind not in EXPLAINS.get(cause.kind, ()):
+        return False
+    if cause.producer != other.producer and cause.kind not in _OF_RUN:
         return False
     timeless = other.kind in _TIMELESS or (cause.kind, other.kind) in _LATER
     return timeless or other.first_attempt >= cause.first_attempt - _SLACK.get(cause.kind, 0)

@@ -25,6 +25,7 @@ ROW: Final = np.dtype(
         ("stream", "<i4"),
         ("skipped", "|b1"),
         ("taken", "|b1"),  # an optimizer was stepped
+        ("unstepped", "|b1"),  # gradients were unscaled, and no optimizer was stepped
         ("idle", "|b1"),  # an update() with nothing before it, as one that sets the scale by hand
         ("applied", "|b1"),  # a gradient became inf or NaN as it was unscaled, and was applied
         ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
@@ -47,7 +48,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 154 bytes."""
+"""What the diagnosis keeps of an attempt: 155 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -63,7 +64,8 @@ class Ledger:
     def __init__(self) -> None:
         self._taken: list[Rows] = []
         self._waiting: list[Rows] = []
-        self._last = -1  # attempt of the last row taken
+        self.last = -1  # attempt of the last row taken
+        self.restarts = 0  # how often a late row let the fold begin anew
 
     def add(self, table: Table) -> None:
         """Keep the rows of an `attempts` table."""
@@ -75,14 +77,24 @@ class Ledger:
         if not self._waiting:
             return np.empty(0, dtype=ROW), False
         new = _sorted(self._waiting)
-        again = bool(new["attempt"][0] <= self._last)
+        again = bool(new["attempt"][0] <= self.last)
         if again:
             new = _sorted([*self._taken, new])
             self._taken = []
+            self.restarts += 1
         self._waiting = []
         self._taken.append(new)
-        self._last = int(new["attempt"][-1])
+        self.last = int(new["attempt"][-1])
         return new, again
+
+    def between(self, after: int, upto: int) -> Rows:
+        """The rows taken with after < attempt <= upto, in order."""
+        blocks = []
+        for block in reversed(self._taken):
+            blocks.append(block[(block["attempt"] > after) & (block["attempt"] <= upto)])
+            if block["attempt"][0] <= after:
+                break
+        return np.concatenate(blocks[::-1]) if blocks else np.empty(0, dtype=ROW)
 
     def all(self) -> Rows:
         """Every row that was taken, in order."""
@@ -117,6 +129,7 @@ def _rows_of(table: Table) -> Rows:
     rows["skipped"] = table["found_inf"] != 0 if "found_inf" in table else rows["scale_after"] < rows["scale"]
     stepped = np.asarray(table.get("stepped", np.ones(len(rows)))) != 0
     rows["taken"] = stepped & ~rows["skipped"]
+    rows["unstepped"] = ~stepped & (rows["numel"] > 0)
     rows["applied"] = table.get("applied_nonfinite", 0)
     rows["idle"] = ~stepped & (rows["numel"] == 0) & (np.asarray(table.get("losses", 1)) == 0)
     return rows

@@ -1,0 +1,174 @@
+"""The ranks of a run against each other: scales or skips that differ, and a rank that alone breaks the loss.
+
+The lowest rank is compared with every other, attempt by attempt, each attempt once: what arrives late lets the two be
+compared anew. Attempts that only one of them has are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ampwatch.records import is_missing
+
+from . import texts
+from .case import Case
+from .findings import Evidence, Finding
+from .moments import Moment, moment_of
+from .rows import Ledger, Rows
+
+LONELY_RUN, LONELY_COUNT = 3, 6  # attempts in a row, or in all, in which one rank alone has a non-finite loss
+TOGETHER_S: Final = 600.0  # ranks of a job start within so many seconds
+
+
+class Member(NamedTuple):
+    """A producer with what it recorded."""
+
+    case: Case
+    ledger: Ledger
+
+
+class Difference(NamedTuple):
+    """The first attempt in which two ranks differ: scale and skip of each."""
+
+    at: Moment
+    scales: tuple[float, float]
+    skips: tuple[bool, bool]
+
+
+@dataclass(slots=True)
+class _Alone:
+    """Attempts in which one rank alone has a loss that is not finite."""
+
+    count: int = 0
+    run: int = 0
+    longest: int = 0
+    first: Moment | None = None
+
+    def add(self, row: Any, *, alone: bool) -> None:
+        self.run = self.run + 1 if alone else 0
+        self.longest = max(self.longest, self.run)
+        if alone:
+            self.count += 1
+            self.first = self.first or moment_of(row)
+
+    @property
+    def proves(self) -> bool:
+        return self.longest >= LONELY_RUN or self.count >= LONELY_COUNT
+
+
+@dataclass(slots=True)
+class _Pair:
+    """Two ranks, compared up to an attempt."""
+
+    restarts: tuple[int, int] = (0, 0)
+    upto: int = -1
+    difference: Difference | None = None
+    lower: _Alone = field(default_factory=_Alone)
+    higher: _Alone = field(default_factory=_Alone)
+
+    def compare(self, a: Ledger, b: Ledger) -> None:
+        upto = min(a.last, b.last)
+        rows, others = a.between(self.upto, upto), b.between(self.upto, upto)
+        _, i, j = np.intersect1d(rows["attempt"], others["attempt"], assume_unique=True, return_indices=True)
+        self._differ(rows[i], others[j])
+        self._alone(rows[i], others[j])
+        self.upto = upto
+
+    def _differ(self, a: Rows, b: Rows) -> None:
+        differs = np.flatnonzero((a["scale"] != b["scale"]) | (a["skipped"] != b["skipped"]))
+        if len(differs) and self.difference is None:
+            x, y = a[differs[0]], b[differs[0]]
+            scales = float(x["scale"]), float(y["scale"])
+            self.difference = Difference(moment_of(x), scales, (bool(x["skipped"]), bool(y["skipped"])))
+
+    def _alone(self, a: Rows, b: Rows) -> None:
+        bad_a, bad_b = (~np.isfinite(rows["loss"]) & ~is_missing(rows["loss"]) for rows in (a, b))
+        if not (bad_a.any() or bad_b.any()):
+            self.lower.run = self.higher.run = 0
+            return
+        for row, x, y in zip(a, bad_a, bad_b, strict=True):
+            self.lower.add(row, alone=bool(x and not y))
+            self.higher.add(row, alone=bool(y and not x))
+
+
+class Agreement:
+    """What the ranks of a run say of each other."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+
+    def findings(self, members: Sequence[Member]) -> Iterator[Finding]:
+        """Compare what is new, and tell what differs."""
+        told = list(self._compared(members))
+        if not told:
+            return
+        differing = [(a, b, pair.difference) for a, b, pair in told if pair.difference]
+        if differing:
+            yield _disagreement(*min(differing, key=lambda each: each[2].at))
+        yield from _lonely(told)
+
+    def _compared(self, members: Sequence[Member]) -> Iterator[tuple[Case, Case, _Pair]]:
+        ranks = sorted({member.case.rank for member in members})
+        for lower in members:
+            for higher in members:
+                if lower.case.rank == ranks[0] != higher.case.rank and _together(lower.case, higher.case):
+                    yield lower.case, higher.case, self._pair(lower, higher)
+
+    def _pair(self, a: Member, b: Member) -> _Pair:
+        key, restarts = (a.case.producer, b.case.producer), (a.ledger.restarts, b.ledger.restarts)
+        pair = self._pairs.get(key)
+        if pair is None or pair.restarts != restarts:
+            pair = self._pairs[key] = _Pair(restarts)
+        pair.compare(a.ledger, b.ledger)
+        return pair
+
+
+def _together(a: Case, b: Case) -> bool:
+    """Whether two producers are ranks of one job, and not of one that was started again."""
+    apart = abs(a.stream.time_first - b.stream.time_first)
+    return not apart > TOGETHER_S
+
+
+def _disagreement(lower: Case, higher: Case, seen: Difference) -> Finding:
+    ranks = lower.rank, higher.rank
+    states = [
+        f"rank {rank}: loss scale {texts.power(scale)}, {'skipped' if skip else 'stepped'}"
+        for rank, scale, skip in zip(ranks, seen.scales, seen.skips, strict=True)
+    ]
+    return lower.finding(
+        "rank_disagreement",
+        "fatal",
+        texts.HEADLINES["rank_disagreement"].format(first=texts.at(seen.at), low=ranks[0], high=ranks[1]),
+        first=seen.at,
+        evidence=[Evidence(text=f"At {texts.at(seen.at)}: {'; '.join(states)}.", attempt=seen.at.attempt)],
+        advice=texts.ADVICE["rank_disagreement"],
+        confidence=1.0,
+    )
+
+
+def _lonely(told: Sequence[tuple[Case, Case, _Pair]]) -> Iterator[Finding]:
+    """The lowest rank if it is alone against all, another if it is alone against the lowest and no further one is."""
+    if all(pair.lower.proves and not pair.higher.count for _, _, pair in told):
+        yield _fault(told[0][0], told[0][2].lower, len(told))
+        return
+    alone = [(case, pair.higher) for _, case, pair in told if pair.higher.proves and not pair.lower.count]
+    if len(alone) == 1:
+        yield _fault(*alone[0], len(told))
+
+
+def _fault(case: Case, seen: _Alone, others: int) -> Finding:
+    assert seen.first is not None
+    text = f"{texts.times(seen.count)} in which the loss of rank {case.rank} is not finite and that of {texts.times(others, 'other rank')} is."
+    return case.finding(
+        "rank_fault",
+        "fatal",
+        texts.HEADLINES["rank_fault"].format(first=texts.at(seen.first), rank=case.rank),
+        first=seen.first,
+        evidence=[Evidence(text=text, value=seen.count, unit="attempts", attempt=seen.first.attempt)],
+        advice=texts.fill(texts.ADVICE["rank_fault"], rank=case.rank),
+        confidence=0.9,
+    )

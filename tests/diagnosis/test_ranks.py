@@ -1,0 +1,100 @@
+import math
+
+import pytest
+from build import Run
+
+from ampwatch.diagnosis import Diagnosis, Finding
+
+
+def together(*runs: Run) -> list[Finding]:
+    return Diagnosis.from_batches(batch for run in runs for batch in run.batches()).findings()
+
+
+def rank(n: int, scale: float = 2.0**16) -> Run:
+    return Run(scale=scale, producer=f"{n + 1:032x}", rank=n)
+
+
+def test_ranks_that_differ_in_a_skip_are_told_since_then():
+    (finding,) = together(rank(0).clean(300), rank(1).clean(200).skip(1).clean(99), rank(2).clean(300))
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "fatal", 200)
+    assert finding.headline.startswith("Ranks 0 and 1 differ")
+    assert (
+        finding.evidence[0].text
+        == "At step 200: rank 0: loss scale 2^16, stepped; rank 1: loss scale 2^16, skipped."
+    )
+
+
+def test_ranks_of_other_scales_are_told_at_once():
+    assert together(rank(0).clean(5), rank(1, scale=2.0**12).clean(5))[0].first_attempt == 0
+
+
+def test_what_the_ranks_say_beside_it_is_evidence():
+    findings = together(rank(0).clean(60), rank(1).clean(50).broken(10))
+    assert [f.kind for f in findings] == ["rank_disagreement"]
+
+
+def test_ranks_that_agree_are_silent():
+    runs = [rank(n).clean(200).skip(1).clean(99) for n in range(3)]
+    assert [f.kind for f in together(*runs)] == ["growth_probe"]
+    assert together(rank(0).clean(300), rank(1).clean(250)) == []  # one is behind
+
+
+def spoiled(n: int, broken: list[list[int]], attempts: int = 40) -> list[Finding]:
+    """Ranks that skip together; `broken` are the attempts of each in which its own loss is NaN."""
+    runs = [rank(i) for i in range(n)]
+    everywhere = {attempt for its in broken for attempt in its}
+    for run, its in zip(runs, broken, strict=True):
+        for attempt in range(attempts):
+            if attempt in everywhere:
+                run.skip(1, loss=math.nan if attempt in its else 1.0)
+            else:
+                run.clean(1)
+    return [f for f in together(*runs) if f.severity != "info"]
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 2])
+def test_one_rank_that_breaks_three_times_in_a_row(guilty: int):
+    broken = [list(range(20, 23)) if i == guilty else [] for i in range(3)]
+    (finding,) = spoiled(3, broken)
+    assert (finding.kind, finding.severity, finding.rank, finding.first_attempt) == (
+        "rank_fault",
+        "fatal",
+        guilty,
+        20,
+    )
+
+
+def test_twice_in_a_row_is_not_enough_and_six_times_in_all_is():
+    assert [f.kind for f in spoiled(2, [[], [20, 21]])] == ["nonfinite_forward"]
+    assert [f.kind for f in spoiled(2, [[], [5, 10, 15, 20, 25, 30]])] == ["rank_fault"]
+    assert [f.kind for f in spoiled(2, [[], [5, 10, 15, 20, 26]])] == ["bad_batch"]
+
+
+def test_all_ranks_that_break_or_take_turns_are_no_fault_of_one():
+    both = list(range(20, 30))
+    assert {f.kind for f in spoiled(2, [both, both])} == {"nonfinite_forward"}
+    assert "rank_fault" not in {f.kind for f in spoiled(2, [[20, 21, 22], [30, 31, 32]])}
+
+
+def test_a_loss_that_a_rank_does_not_report_is_not_broken():
+    silent = rank(1).clean(40)
+    for row in silent.rows:
+        del row["loss"]
+    assert together(rank(0).clean(40), silent) == []
+
+
+def test_a_job_that_was_started_again_is_compared_with_its_own_time():
+    old, new = rank(0).clean(50), rank(1).clean(20).skip(1).clean(20)
+    for run, start in ((old, 0.0), (new, 7200.0)):
+        for row in run.rows:
+            row["time"] = start + row["attempt"]
+    assert [f.kind for f in together(old, new)] == ["growth_probe"]
+
+
+def test_batches_in_parts_and_out_of_order_say_the_same():
+    runs = [rank(0).clean(300), rank(1).clean(200).skip(1).clean(99)]
+    whole, diagnosis = together(*runs), Diagnosis()
+    for batch in sorted((b for run in runs for b in run.batches(40)), key=lambda b: (b.seq % 3, b.producer)):
+        diagnosis.add(batch)
+        diagnosis.findings()
+    assert diagnosis.findings() == whole
