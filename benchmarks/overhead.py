@@ -14,12 +14,12 @@ import tempfile
 import time
 
 import torch
-from ampwatch_server.serve import running
 from torch import nn
 from torch.nn import functional as F
 
 import ampwatch
 from ampwatch.guard import failures
+from ampwatch_server.serve import running
 
 VOCABULARY = 2048
 STEPS = 3  # a block
