@@ -23,11 +23,16 @@ Fault = Literal[
     "step_without_scale",
     "unscale_in_accumulation",
     "update_in_accumulation",
+    "step_after_update",
     "step_outside_scaler",
+    "stepped_again",
+    "scale_without_step",
     "missing_update",
     "closure",
 ]
 
+MOVED: Final = 5  # times that weights changed between two scale() calls, and the scaler has never stepped
+UNSTEPPED: Final = 256  # scale() calls without anything else, where it is not known whether weights change
 LONGEST_ORDER: Final = 64  # calls kept of a window: its first and its last 32, whatever the accumulation
 
 
@@ -54,6 +59,8 @@ class Call:
 class _Optimizer:
     stage: Literal["ready", "unscaled", "stepped"] = "ready"
     accumulated: bool = False  # a backward pass added to the gradients after they were unscaled
+    fed: bool = False  # a backward pass added to its gradients in this window
+    outside: bool = False  # stepped outside the scaler, before any loss of the window
     losses: int = 0  # scale() calls of the window when it was stepped
 
 
@@ -88,23 +95,40 @@ class Protocol:
 
     def __init__(self) -> None:
         self.window = Window()
+        self._before = Window()  # the one that the last update ended
+        self._fed: set[int] = set()  # optimizers of which it is known when backward adds to their gradients
         self._has_scaled = False
         self._has_stepped = False
+        self.only_scales = True
+        """Whether nothing but scale() was called yet."""
+        self._moved = 0
 
-    def scale(self) -> None:
-        """A loss was scaled; torch refuses it never."""
+    def scale(self, *, moved: bool | None = None) -> list[CallFault]:
+        """A loss was scaled; torch refuses it never.
+
+        Arguments:
+            moved: whether weights have changed since the last call, as long as `only_scales`; None: not known.
+        """
         self.window.calls.append("scale")
         self.window.losses += 1
         self._has_scaled = True
+        if not self.only_scales:
+            return []
+        self._moved += bool(moved)
+        if not (moved and self._moved == MOVED) and not (moved is None and self.window.losses == UNSTEPPED):
+            return []
+        return [CallFault("scale_without_step", None, self.window.order, raised=False)]
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradients of an optimizer."""
         state = self._optimizer(optimizer)
         state.accumulated = state.accumulated or state.stage == "unscaled"
+        state.fed = True
+        self._fed.add(optimizer)
 
     def unscale(self, optimizer: int) -> Call:
         """Announce an explicit unscale_(); the one inside step() is not announced."""
-        self.window.calls.append(f"unscale_:{optimizer}")
+        self._called(f"unscale_:{optimizer}")
         state = self._optimizer(optimizer)
         fault: Fault | None = None
         if state.stage == "unscaled":
@@ -115,7 +139,7 @@ class Protocol:
 
     def step(self, optimizer: int, *, closure: bool) -> Call:
         """Announce a step(); `closure`: the optimizer was handed one."""
-        self.window.calls.append(f"step:{optimizer}")
+        self._called(f"step:{optimizer}")
         state = self._optimizer(optimizer)
         fault: Fault | None = None
         if closure:
@@ -125,19 +149,25 @@ class Protocol:
         elif state.accumulated:
             fault = "unscale_in_accumulation"
         elif self.window.losses == 0:
-            fault = "step_without_scale"
+            fault = self._without_loss(optimizer, state)
         return Call("step", optimizer, fault)
 
     def update(self, *, manual: bool) -> Call:
         """Announce an update(); `manual`: with a new scale."""
-        self.window.calls.append("update")
+        self._called("update")
         return Call("update", None, self._update_fault(manual))
 
     def step_outside(self, optimizer: int) -> list[CallFault]:
-        """An optimizer of this scaler stepped outside scaler.step(): wrong once a loss of the window was scaled."""
-        if self.window.losses == 0:
+        """An optimizer of this scaler stepped outside scaler.step().
+
+        It is wrong once a loss of the window was scaled; before that, if it applies once more what scaler.step() has
+        applied, in two windows in a row.
+        """
+        if self.window.losses:
+            return [CallFault("step_outside_scaler", optimizer, self.window.order, raised=False)]
+        if not self._repeats(optimizer):
             return []
-        return [CallFault("step_outside_scaler", optimizer, self.window.order, raised=False)]
+        return [CallFault("stepped_again", optimizer, self._before.order, raised=False)]
 
     def close(self, call: Call, *, raised: bool) -> list[CallFault]:
         """Close an announced call; `raised`: it ended in an exception. Answers its fault, if it has one."""
@@ -151,13 +181,30 @@ class Protocol:
 
     def _advance(self, call: Call) -> None:
         if call.optimizer is None:
-            self.window = Window()
+            self._before, self.window = self.window, Window()
             return
         state = self._optimizer(call.optimizer)
         state.stage = "unscaled" if call.name == "unscale_" else "stepped"
         state.accumulated = False
         state.losses = self.window.losses
         self._has_stepped = self._has_stepped or state.stage == "stepped"
+
+    def _called(self, call: str) -> None:
+        self.window.calls.append(call)
+        self.only_scales = False
+
+    def _without_loss(self, optimizer: int, state: _Optimizer) -> Fault:
+        """A step in a window without a loss: of gradients that an update came before, or of a loss never scaled."""
+        waited = self._before.losses and not state.fed and optimizer not in self._before.stepped
+        is_known = optimizer in self._fed or self._before.losses > 1
+        return "step_after_update" if waited and is_known else "step_without_scale"
+
+    def _repeats(self, optimizer: int) -> bool:
+        state, before = self._optimizer(optimizer), self._before.optimizers.get(optimizer)
+        if before is None or before.stage != "stepped" or state.fed or state.outside:
+            return False
+        state.outside = True
+        return before.outside
 
     def _step_again(self, state: _Optimizer, otherwise: Fault) -> Fault:
         """A second cycle that began with a loss of its own lacks an update; one that did not repeats a call."""

@@ -68,7 +68,7 @@ ATTEMPT_COLUMNS: Final[dict[str, str]] = {
     "n_subnormal": INT,
     "n_below": INT,
     "lr": REAL,  # first group of the first stepped optimizer; missing where reading it would synchronise
-    "residue": FLAG,  # 1: a gradient of a stepped optimizer was neither None nor zero when its backward began
+    "residue": FLAG,  # 1: a gradient of an unscaled optimizer was neither None nor zero when its backward began
     "applied_nonfinite": FLAG,  # 1: an unscaled gradient was not finite although its scaled one was
 }
 TENSOR_COLUMNS: Final[dict[str, str]] = {

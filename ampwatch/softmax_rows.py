@@ -20,6 +20,8 @@ _SOFTMAX: Final = (torch.ops.aten._softmax, torch.ops.aten._log_softmax)
 class SoftmaxRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered: counts the rows of each softmax that hold nothing but -inf, and those with +inf or NaN.
 
+    Of these, rows with +inf tell of an overflow; rows of NaN and -inf without it tell of a mask, as 0 · -inf is NaN.
+
     Every operation runs as it would without. No synchronisation.
 
     Arguments:
@@ -31,7 +33,7 @@ class SoftmaxRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._where = where
         self.modules: list[str] = []
         self.rows: list[int] = []
-        self.counts: list[Tensor] = []  # (2,) each: masked, overflowed
+        self.counts: list[Tensor] = []  # (4,) each: masked, overflowed, infinite, undefined
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what a softmax is given, and call it."""
@@ -46,15 +48,18 @@ class SoftmaxRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
         top = scores.amax(dim)
         self.modules.append(self._where())
         self.rows.append(top.numel())
-        self.counts.append(gathered([(top == -torch.inf).sum(), (~(top < torch.inf)).sum()]))
+        infinite = (scores == torch.inf).any(dim)
+        undefined = top.isnan() & (scores == -torch.inf).any(dim) & ~infinite
+        counts = (top == -torch.inf, ~(top < torch.inf), infinite, undefined)
+        self.counts.append(gathered([count.sum() for count in counts]))
 
 
 def first_bad(modules: Sequence[str], rows: Sequence[int], numbers: Numbers) -> dict[str, Any] | None:
-    """The first softmax with a masked or an overflowed row, None without one; `numbers` are its two counts, each."""
-    counts = numbers.reshape(-1, 2).astype(int)
+    """The first softmax with a masked or an overflowed row, None without one; `numbers` are its four counts, each."""
+    counts = numbers.reshape(-1, 4).astype(int)
     bad = np.flatnonzero(counts.any(axis=1))
     if not len(bad):
         return None
     i = int(bad[0])
-    masked, overflowed = counts[i].tolist()
-    return {"module": modules[i], "rows": rows[i], "masked": masked, "overflowed": overflowed}
+    counted = zip(("masked", "overflowed", "infinite", "undefined"), counts[i].tolist(), strict=True)
+    return {"module": modules[i], "rows": rows[i], **dict(counted)}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -36,6 +37,7 @@ from .tripwires import Tripwires
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
 
+FIRST: Final = 8  # parameters by which it is known whether weights change
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
@@ -101,6 +103,7 @@ class Watch(Unwatched):
         self._dtypes: set[torch.dtype] = set()
         self._scaler = self._stream = -1  # indices, once there are any
         self._stepping: int | None = None
+        self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._begin_window()
         weakref.finalize(self, _dismantle, self._probes, self._tripwires, self._harvester).atexit = False
 
@@ -198,11 +201,19 @@ class Watch(Unwatched):
             self._note_disabled(scaler, losses)
             return
         self.recorder.logbook.begin()
-        self._protocol.scale()
+        self._tell(self._protocol.scale(moved=self._has_moved() if self._protocol.only_scales else None))
         self._probes.forward_ended(losses)
         if losses:
             device = internals.scale_of(scaler).device
             self._losses += [_mean(loss, device) for loss in losses if loss.numel() and not loss.is_complex()]
+
+    def _has_moved(self) -> bool | None:
+        """Whether a weight of the model was written to since the last call; None without a model."""
+        if self.model is None:
+            return None
+        trained = (p for p in self.model.parameters() if p.requires_grad and is_plain(p))
+        before, self._versions = self._versions, [p._version for p in islice(trained, FIRST)]
+        return bool(before) and before != self._versions
 
     def _note_disabled(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
         """A disabled scaler does nothing after this: say so, and which autocast it stands beside."""
@@ -314,12 +325,12 @@ class Watch(Unwatched):
         loss = _mean_of(self._losses) if self._losses else before  # in its place, and not read
         rows = [row for gradients in self._gradients.values() for row in gradients.rows]
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
-        left = [flag for i in self._left_in(noted.stepped) if (flag := self._residues[i]) is not None]
+        left = [flag for i in self._left_in(noted.found_inf) if (flag := self._residues[i]) is not None]
         return [before, after, tracker, loss, *noted.found_inf.values(), *left, *rows]
 
-    def _left_in(self, stepped: Iterable[int]) -> list[int]:
+    def _left_in(self, unscaled: Iterable[int]) -> list[int]:
         """Optimizers whose first parameter had a gradient before the window's first backward pass."""
-        return [i for i in stepped if self._residues.get(i) is not None]
+        return [i for i in unscaled if self._residues.get(i) is not None]
 
     def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
         number = self.recorder.next_attempt()
@@ -339,7 +350,7 @@ class Watch(Unwatched):
             found=found,
             unscaled=[gradients.unscaled for gradients in self._gradients.values()],
             manual=noted.manual,
-            residues=self._left_in(noted.stepped),
+            residues=self._left_in(found),
             micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
             lr=self._lr,
             logged=self.recorder.logbook.end(),

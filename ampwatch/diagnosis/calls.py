@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ampwatch.records import Event
 
@@ -10,6 +11,9 @@ from . import texts
 from .case import Case
 from .findings import Evidence, Finding
 from .moments import Moment
+
+DIVIDED: Final = 2  # attempts
+_BYPASSED: Final = frozenset({"step_outside_scaler", "stepped_again", "scale_without_step"})
 
 
 def call_order(case: Case) -> Iterator[Finding]:
@@ -20,6 +24,27 @@ def call_order(case: Case) -> Iterator[Finding]:
             by_kind.setdefault(_kind_of(event), []).append(event)
     for kind, events in by_kind.items():
         yield _finding(case, kind, events)
+    yield from _divided_again(case)
+
+
+def _divided_again(case: Case) -> Iterator[Finding]:
+    """Gradients that were unscaled, were not applied, and that a backward pass of the next window adds to."""
+    for stream in case.streams.values():
+        seen = stream.habits.divided
+        if seen.first is None or seen.count < DIVIDED:
+            continue
+        text = f"A gradient was left over from a window that was unscaled and not stepped: {texts.times(seen.count, 'time')}."
+        yield case.finding(
+            "call_order",
+            "error",
+            texts.HEADLINES["call_order"].format(
+                first=texts.at(seen.first), fault=texts.FAULTS["divided_again"], raised=texts.RAISED[False]
+            ),
+            first=seen.first,
+            evidence=[Evidence(text=text, value=seen.count, unit="attempts", attempt=seen.first.attempt)],
+            advice=texts.ADVICE["call_order"],
+            confidence=0.9,
+        )
 
 
 def _finding(case: Case, kind: str, events: Sequence[Event]) -> Finding:
@@ -58,5 +83,5 @@ def _words(case: Case, event: Event) -> str:
 def _kind_of(event: Event) -> str:
     """Gradients that never went through the scaler, and torch does not notice, go past it."""
     fault, raised = event.data["fault"], event.data.get("raised")
-    bypassed = fault == "step_outside_scaler" or (fault == "step_without_scale" and not raised)
+    bypassed = fault in _BYPASSED or (fault == "step_without_scale" and not raised)
     return "scaler_bypassed" if bypassed else "call_order"

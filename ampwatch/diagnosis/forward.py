@@ -9,7 +9,7 @@ from .case import Case
 from .evidence import loss_before, recovery, to_no_avail
 from .facts import Episode
 from .findings import Advice, Evidence, Finding
-from .located import Seen, located, seen_in
+from .located import Seen, at_origin, is_born, located, seen_in
 from .moments import Moment
 
 
@@ -25,8 +25,13 @@ def forward(case: Case) -> Iterator[Finding]:
 
 def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding:
     where, evidence, advice = _what_is_known(seen)
-    headline = texts.HEADLINES["nonfinite_forward"].format(
-        first=texts.at(first), where=where, recovery=recovery(episode, certain=episode.nonfinite >= 5)
+    module = texts.module(str(seen.origin.get("module") or ""))
+    key = "nonfinite_forward.born" if is_born(seen) and not seen.loss_breaks else "nonfinite_forward"
+    headline = texts.HEADLINES[key].format(
+        first=texts.at(first),
+        where=where,
+        module=module,
+        recovery=recovery(episode, certain=episode.nonfinite >= 5),
     )
     return case.finding(
         "nonfinite_forward",
@@ -64,4 +69,7 @@ def _what_is_known(seen: Seen) -> tuple[str, list[Evidence], list[Advice]]:
             [Evidence(text=text)],
             advice["nonfinite_forward.loss"],
         )
+    if is_born(seen):
+        name = texts.module(str(seen.origin.get("module") or ""))
+        return "", at_origin(seen, name), texts.fill(advice["nonfinite_forward.born"], module=name)
     return "", [], advice["nonfinite_forward"]

@@ -229,10 +229,12 @@ class Habits:
     )  # every gradient finite, the loss infinite: a sum may have overflowed
     saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of a dtype
     residue: Seen = field(default_factory=Seen)  # a gradient was left over as backward began
+    divided: Seen = field(default_factory=Seen)  # … of an attempt that was unscaled and not stepped
     overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
     windows: Windows = field(default_factory=Windows)
     schedule: Schedule = field(default_factory=Schedule)
     skipped_last: bool = False
+    unstepped_last: bool = False
 
     def fold(self, rows: Rows) -> None:
         """Take in further attempts, in order."""
@@ -244,7 +246,10 @@ class Habits:
         self.cleaned.fold(rows, kept & np.isnan(rows["loss"]))
         self.unhurt.fold(rows, kept & np.isinf(rows["loss"]))
         self.saturated.fold(rows, finite & np.isin(rows["max_abs"], list(LARGEST)))
-        self.residue.fold(rows, rows["residue"])
+        unapplied = np.append(self.unstepped_last, rows["unstepped"][:-1])
+        self.unstepped_last = bool(rows["unstepped"][-1])
+        self.residue.fold(rows, rows["residue"] & ~unapplied)
+        self.divided.fold(rows, rows["residue"] & unapplied)
         self.schedule.fold(rows)
         lost = ~np.isfinite(rows["user_norm"]) & ~is_missing(rows["user_norm"])
         self.overflown_norms.fold(rows, lost & finite & ~broken & ~self._after_skip(rows))

@@ -86,14 +86,15 @@ def is_loss(origin: Data) -> bool:
 
 def located(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding | None:
     """The finding that what was seen proves; None where it proves nothing."""
-    if _is_masked(seen):
+    if _is_masked(seen) or _is_product(seen):
         return _mask_constant(case, episode, first, seen)
     if seen.loss_breaks:
         half = case.described.loss_dtypes.get(case.index) == "float16" or not _MAKE_INF.isdisjoint(
             _float16(seen)
         )
         return _loss_in_fp16(case, episode, first, seen) if half else None
-    return _forward_overflow(case, episode, first, seen) if _overflowed(seen) else None
+    proven = is_born(seen) and _says_overflow(seen)
+    return _forward_overflow(case, episode, first, seen) if proven else None
 
 
 def _float16(seen: Seen) -> list[str]:
@@ -101,7 +102,7 @@ def _float16(seen: Seen) -> list[str]:
     return list(reversed(seen.loss.get("float16") or []))
 
 
-def _overflowed(seen: Seen) -> bool:
+def is_born(seen: Seen) -> bool:
     """A module made inf or NaN of finite inputs with finite parameters, and it is not the loss."""
     origin, search = seen.origin, seen.search
     if not origin or search.get("parameters_finite") is False or search.get("inputs_finite") is False:
@@ -113,7 +114,15 @@ def _overflowed(seen: Seen) -> bool:
 def _is_masked(seen: Seen) -> bool:
     """Rows of scores that are -inf throughout, in a softmax of the module at the origin, and none that overflowed."""
     masked = seen.softmax.get("masked", 0) > 0 and seen.softmax.get("overflowed") == 0
-    return masked and _overflowed(seen) and _within(seen.softmax["module"], seen.origin.get("module", ""))
+    return masked and is_born(seen) and _within(seen.softmax["module"], seen.origin.get("module", ""))
+
+
+def _is_product(seen: Seen) -> bool:
+    """Rows of scores with NaN beside -inf and without +inf, made of numbers that are too small to overflow."""
+    found = seen.softmax
+    undefined = found.get("undefined", 0) > 0 and found.get("infinite") == 0
+    small = is_born(seen) and not _says_overflow(seen)
+    return undefined and small and _within(found["module"], seen.origin.get("module", ""))
 
 
 def _within(module: str, outer: str) -> bool:
@@ -122,13 +131,17 @@ def _within(module: str, outer: str) -> bool:
 
 def _mask_constant(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding:
     module = str(seen.softmax["module"])
-    name, masked, rows = texts.module(module), seen.softmax["masked"], seen.softmax["rows"]
-    text = f"{masked} of {rows} rows of scores in {name} are -inf throughout; none holds +inf or NaN."
-    evidence = Evidence(text=text, value=masked, unit="rows", attempt=episode.last.attempt, tensor=name)
+    name, rows, product = texts.module(module), seen.softmax["rows"], _is_product(seen)
+    count = seen.softmax["undefined" if product else "masked"]
+    what = (
+        "hold NaN beside -inf; none holds +inf" if product else "are -inf throughout; none holds +inf or NaN"
+    )
+    text = f"{count} of {rows} rows of scores in {name} {what}."
+    evidence = Evidence(text=text, value=count, unit="rows", attempt=episode.last.attempt, tensor=name)
     return case.finding(
         "mask_constant",
         "fatal",
-        texts.HEADLINES["mask_constant"].format(
+        texts.HEADLINES["mask_constant.product" if product else "mask_constant"].format(
             module=name, first=texts.at(first), recovery=recovery(episode, certain=True)
         ),
         first=first,
@@ -174,16 +187,16 @@ def _forward_overflow(case: Case, episode: Episode, first: Moment, seen: Seen) -
         headline,
         first=first,
         last=episode.last,
-        evidence=[*_at_origin(seen, name, episode), *to_no_avail(episode), *loss_before(episode)],
+        evidence=[*at_origin(seen, name, episode.last.attempt), *to_no_avail(episode), *loss_before(episode)],
         advice=texts.fill(texts.ADVICE["forward_overflow"], module=name),
-        confidence=0.95 if _says_overflow(seen) else 0.75,
         state="recovered" if episode.closed else "open",
         module=module,
     )
 
 
-def _at_origin(seen: Seen, name: str, episode: Episode) -> list[Evidence]:
-    origin, attempt = seen.origin, episode.last.attempt
+def at_origin(seen: Seen, name: str, attempt: int = -1) -> list[Evidence]:
+    """What was measured at the module that made inf or NaN."""
+    origin = seen.origin
     largest, n_inf, n_nan = (origin.get(key) for key in ("input_max_abs", "output_n_inf", "output_n_nan"))
     evidence = []
     if largest is not None:
@@ -204,7 +217,7 @@ def _at_origin(seen: Seen, name: str, episode: Episode) -> list[Evidence]:
 
 
 def _scores_overflowed(seen: Seen) -> bool:
-    overflowed = seen.softmax.get("overflowed", 0) > 0
+    overflowed = seen.softmax.get("infinite", seen.softmax.get("overflowed", 0)) > 0
     return overflowed and _within(seen.softmax["module"], seen.origin.get("module", ""))
 
 

@@ -58,6 +58,7 @@ PLAIN = ("scale", "backward:0", "step:0", "update")
         ("scale", "backward:0", "unscale_:0", "update", *PLAIN),
         ("set", *PLAIN, "set"),
         (*PLAIN, "outside:0", *PLAIN),
+        (*PLAIN, "backward:0", "outside:0") * 3,  # a phase in float32
         ("backward:0", "step:0", "update") * 2,  # scale() inside a compiled graph
     ],
 )
@@ -84,6 +85,9 @@ def test_healthy_orders_are_silent(calls):
             ("unscale_in_accumulation", 0, False),
         ),
         (("scale", "unscale_:0", "scale", "backward:0", "unscale_:0!"), ("unscale_in_accumulation", 0, True)),
+        (("scale", "scale", "backward:0", "step:0", "update", "step:1"), ("step_after_update", 1, False)),
+        (("scale", "backward:0", "step:0", "update", "step:1"), ("step_without_scale", 1, False)),
+        ((*PLAIN, "outside:0", *PLAIN, "outside:0"), ("stepped_again", 0, False)),
         ((*PLAIN, "scale", "outside:0"), ("step_outside_scaler", 0, False)),
         (("scale", "closure:0!"), ("closure", 0, True)),
     ],
@@ -115,3 +119,31 @@ def test_a_long_accumulation_keeps_its_ends():
     protocol = Protocol()
     play(*["scale"] * 100, "step:0", protocol=protocol)
     assert protocol.window.order == ["scale"] * (LONGEST_ORDER - 1) + ["step:0"]
+
+
+def test_gradients_that_waited_for_an_update_are_told_from_those_of_a_bare_loss():
+    waiting = ("scale", "backward:0", "backward:1", "step:0", "update")
+    bare = (*PLAIN, "backward:1", "step:1", "update")
+    assert play(*bare, *waiting, "step:1")[-1] == ("step_after_update", 1, False)
+    assert [fault for fault, *_ in play(*bare, *bare)] == ["step_without_scale"] * 2
+
+
+def scaled(moved, count):
+    protocol = Protocol()
+    return [(i, f.fault) for i in range(count) for f in protocol.scale(moved=moved(i))]
+
+
+def test_weights_that_change_while_only_scale_is_called():
+    assert scaled(lambda i: i > 0, 20) == [(5, "scale_without_step")]
+    assert scaled(lambda i: i in (3, 6, 9, 12), 200) == []
+    assert scaled(lambda _: False, 1000) == []  # a long accumulation
+
+
+def test_only_scale_is_told_late_where_weights_are_not_known():
+    assert scaled(lambda _: None, 1000) == [(255, "scale_without_step")]
+
+
+def test_a_loop_that_steps_once_is_not_one_that_only_scales():
+    protocol = Protocol()
+    assert play(*PLAIN, protocol=protocol) == []
+    assert [protocol.scale(moved=True) for _ in range(20)] == [[]] * 20

@@ -13,6 +13,9 @@ from build import Run
         ("step_without_scale", True, "call_order"),
         ("step_without_scale", False, "scaler_bypassed"),
         ("step_outside_scaler", False, "scaler_bypassed"),
+        ("stepped_again", False, "scaler_bypassed"),
+        ("scale_without_step", False, "scaler_bypassed"),
+        ("step_after_update", False, "call_order"),
     ],
 )
 def test_each_fault_has_its_kind(fault: str, raised: bool, kind: str):
@@ -59,3 +62,22 @@ def test_a_job_that_ended_before_its_first_update_is_judged():
     run = Run().event("call_fault", fault="unscale_twice", optimizer=0, order=[], raised=True)
     verdict = run.diagnosis().verdict()
     assert (verdict.word, verdict.kind, verdict.first_step) == ("failing", "call_order", 0)
+
+
+def windows(residue: int, parts: int = 2) -> Run:
+    """Windows that are unscaled in each of their parts, and stepped in the last."""
+    run = Run().clean(4 * parts)
+    for i, row in enumerate(run.rows):
+        row["stepped"] = int(i % parts == parts - 1)
+        row["residue"] = residue if i % parts else 0
+    return run
+
+
+def test_gradients_that_are_unscaled_in_each_part_of_a_window():
+    (finding,) = windows(residue=1).findings()
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("call_order", "error", 1)
+    assert "divided by the scale once more" in finding.headline
+
+
+def test_steps_that_the_loop_leaves_out_are_healthy_where_gradients_are_cleared():
+    assert windows(residue=0).kinds() == []

@@ -56,9 +56,9 @@ def test_overflow_that_ended_is_told_as_recovered():
     assert finding.headline.endswith("It recovered at step 100 (attempt 106).")
 
 
-def test_small_magnitudes_lower_the_confidence():
+def test_small_magnitudes_prove_no_overflow():
     (finding,) = searched(origin=ORIGIN | {"children_max_abs": 3.0}).findings()
-    assert (finding.kind, finding.confidence) == ("forward_overflow", 0.75)
+    assert finding.kind == "nonfinite_forward"
 
 
 def test_nonfinite_inputs_are_not_overflow():
@@ -127,6 +127,40 @@ def test_rows_that_are_masked_throughout_are_a_mask_and_not_overflow():
 def test_rows_that_overflow_or_belong_elsewhere_are_no_mask():
     assert softmax("blocks.1.attention", masked=3, overflowed=1) == ["forward_overflow"]
     assert softmax("blocks.1.attention2", masked=3, overflowed=0) == ["forward_overflow"]
+
+
+SMALL = {
+    "input_max_abs": 3.2,
+    "children_max_abs": 3.2,
+    "output_n_inf": 0,
+    "output_n_nan": 9,
+    "output_max_abs": 1.0,
+}
+
+
+def scores(infinite: int, undefined: int, **origin: object) -> list[str]:
+    """A softmax with 5 rows that hold NaN or inf, in a module that was given small numbers unless told otherwise."""
+    search = {"origin": SEARCH["origin"] | SMALL | origin}
+    seen = {"module": "blocks.1.attention", "rows": 64, "masked": 0, "overflowed": 5}
+    seen |= {"infinite": infinite, "undefined": undefined}
+    run = looked_into(search, loss={"finite": False, "inputs_finite": False, "float16": []}, softmax=seen)
+    return [f.kind for f in run.findings()]
+
+
+def test_nan_beside_minus_infinity_is_a_mask_times_a_constant_where_nothing_was_large():
+    assert scores(infinite=0, undefined=2) == ["mask_constant"]
+    assert scores(infinite=1, undefined=2) == ["forward_overflow"]
+    assert scores(infinite=0, undefined=2, input_max_abs=300.0) == ["forward_overflow"]
+
+
+def test_nan_of_small_numbers_alone_proves_no_overflow():
+    assert scores(infinite=0, undefined=0) == ["nonfinite_forward"]
+    assert scores(infinite=0, undefined=0, output_n_inf=1) == ["forward_overflow"]
+    (finding,) = looked_into(
+        {"origin": SEARCH["origin"] | SMALL}, loss={"finite": False, "inputs_finite": False}
+    ).findings()
+    assert (finding.kind, finding.module) == ("nonfinite_forward", "blocks.1.attention")
+    assert finding.headline.startswith("NaN appears inside blocks.1.attention since step 100")
 
 
 def test_advice_never_lowers_the_scale():

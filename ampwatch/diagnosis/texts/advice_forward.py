@@ -31,6 +31,16 @@ FORWARD: Final[dict[str, list[Advice]]] = {
             "not see the scale, and clipping an infinite norm gives zeros or NaN."
         ),
     ],
+    "nonfinite_forward.born": [
+        Advice(
+            "Look in {module} for what makes NaN of finite numbers: 0/0, a root or logarithm of a negative number, inf - inf, "
+            "0 · inf as of a mask times a large constant, exp(). Anomaly mode does not tell it, a look at each line does.",
+            "assert y.isfinite().all(), y.abs().max()",
+        ),
+        Advice(
+            "Run that module in float32 for one batch: where its output is finite there, float16's range is the cause."
+        ),
+    ],
     "nonfinite_forward": [
         Advice(
             "Find the first module whose output is not finite: watch the model with the scaler, and the next attempt "

@@ -46,6 +46,13 @@ HEADLINES: Final = {
         "the likely cause; it does not end by itself."
     ),
     "nonfinite_forward": "The loss is not finite since {first}{where}. {recovery}",
+    "nonfinite_forward.born": (
+        "NaN appears inside {module} since {first}, out of finite inputs; nothing proves that values there exceed float16. "
+        "{recovery}"
+    ),
+    "mask_constant.product": (
+        "A mask times a constant beyond float16 makes NaN of attention scores in {module} since {first}: 0 · -inf. {recovery}"
+    ),
     "forward_overflow": (
         "Values inside {module} exceed float16 (65504) in the forward pass since {first}. {recovery}"
     ),
@@ -234,6 +241,10 @@ FAULTS: Final = {
     "step_without_scale": "step() was called for {optimizer} although no loss went through scale()",
     "unscale_in_accumulation": "unscale_() is called inside an accumulation window, so that {optimizer} adds scaled gradients to unscaled ones",
     "update_in_accumulation": "update() is called inside an accumulation window, so that gradients of two scales may be added",
+    "divided_again": "unscale_() and update() are called inside an accumulation window, so that gradients are divided by the scale once more in each of its parts",
+    "step_after_update": "{optimizer} is stepped after update() with gradients of a loss scaled before it, which are divided by another scale",
+    "stepped_again": "{optimizer} is stepped directly after its step() through the scaler, so that gradients are applied twice, and inf or NaN once",
+    "scale_without_step": "losses go through scale(), and neither step() nor update() of the scaler ever follows, so that gradients stay scaled",
     "step_outside_scaler": "{optimizer} is stepped directly, with gradients that are still scaled",
     "missing_update": "update() is missing after step() of {optimizer}, so that the scale never adapts",
     "closure.wanted": "step() of {optimizer} wants a closure, which GradScaler does not support",
