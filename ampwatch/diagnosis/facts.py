@@ -41,6 +41,9 @@ PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
 PERIODS: Final = 4  # equal gaps between single skips
 AFTER_GROWTH: Final = 3  # attempts by which a period is longer than the growth interval; a probe comes sooner
+LEAPS: Final = 3  # changes of the weights in a row, each of which …
+LEAP: Final = 2.0  # … makes the loss so many times larger
+ESTABLISHED: Final = 24  # attempts by which a stream has percentiles of its own to leap from
 HALF: Final = (0.4, 0.62)  # of the norm before
 DEFAULT_INTERVAL: Final = 2000
 
@@ -278,6 +281,18 @@ class Stream:
             return None
         return _trend_of(self.recent, loss, norm, *self.baseline())
 
+    def leaps(self) -> Trend | None:
+        """A divergence in a few steps, judged at a skip: each of the last 3 has at least doubled the loss.
+
+        Attempts are taken together by step, as the weights stay what they are while attempts are skipped: one wild
+        batch leaps once and is not there in the next.
+        """
+        loss = _leapt(_finite(self.recent, 2)) if self.attempts >= ESTABLISHED else 0.0
+        norms = _finite(self.recent, 3)[:, 3]
+        if not loss or not len(norms):
+            return None
+        return _trend_of(self.recent, loss, float(norms[-1]), *self.baseline())
+
     def settled(self, trend: Trend) -> bool:
         """Whether the loss has come back from a divergence: the last 8 stand below 2 × the percentile before it."""
         losses = _finite(self.recent, 2)[-8:]
@@ -330,7 +345,7 @@ class Stream:
         if finite:
             self._remember(np.array([[*moment, row["loss"], np.nan]]))
         news = finite or self.open.attempts == 1  # else loss and norm are those of the attempt before
-        if self.diverged is None and news and (trend := self.trend()):
+        if self.diverged is None and news and (trend := self.trend() or self.leaps()):
             self.diverged = self.open.trend = trend._replace(seen=moment)
         self.last, self.scale = moment, float(row["scale_after"])
 
@@ -467,6 +482,13 @@ def _risen(values: npt.NDArray[np.float64]) -> float:
         median(listed[count - cut :]),
     )
     return third if third > 1.25 * second > 1.25 * 1.25 * first > 0 else 0.0
+
+
+def _leapt(recent: npt.NDArray[np.float64]) -> float:
+    """The median loss of the newest step if it and those of the steps before leapt one after another, else 0."""
+    medians = [float(np.median(recent[a:b, 2])) for a, b in list(_runs(recent[:, 1]))[-LEAPS - 1 :]]
+    leapt = all(after >= LEAP * before > 0 for before, after in pairwise(medians))
+    return medians[-1] if leapt and len(medians) > LEAPS else 0.0
 
 
 def _finite(recent: npt.NDArray[np.float64], column: int) -> npt.NDArray[np.float64]:

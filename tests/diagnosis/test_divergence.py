@@ -50,3 +50,36 @@ def test_it_has_recovered_once_the_loss_is_back():
 def test_divergence_in_a_short_run_is_seen():
     run = Run().clean(loss=rising(30, 1.3), norm=rising(30, 1.3)).skip(1, loss=3000.0)
     assert run.kinds() == [("divergence", "fatal", "open")]
+
+
+def leaping(*losses: float, before: int = 60, norm: float = 10.0) -> Run:
+    """Attempts at a loss of 1, then a step taken at each loss but the last, which is skipped."""
+    taken = list(losses[:-1])
+    return Run().clean(before).clean(loss=taken, norm=[norm] * len(taken)).skip(1, loss=losses[-1])
+
+
+def test_steps_that_double_the_loss_each_are_divergence_at_the_next_skip():
+    run = leaping(2.5, 6.0, 14.0).broken(8)
+    (finding,) = run.findings()
+    assert (finding.kind, finding.severity, finding.first_step) == ("divergence", "fatal", 60)
+    assert any("not finite since" in e.text for e in finding.evidence)
+
+
+def test_skips_between_the_leaps_change_nothing():
+    run = leaping(4.0, 40.0).skip(1, loss=35.0).clean(loss=[38.0], norm=[20.0]).skip(1, loss=7000.0)
+    assert [f.kind for f in run.findings() if f.severity != "info"] == ["divergence"]
+
+
+def test_what_is_less_than_three_leaps_is_not():
+    quiet = [("growth_probe", "info", "explained")]
+    assert leaping(1.0, 4.0, 30.0).clean(20).kinds() == quiet  # two
+    assert leaping(2.5, 4.9, 14.0).clean(20).kinds() == quiet  # one of less than 2 ×
+    assert leaping(2.5, 6.0, 14.0, norm=3.9).clean(20).kinds() == quiet  # the norm is within 4 ×
+    assert leaping(2.5, 6.0, 14.0, before=20).clean(20).kinds() == quiet  # no percentiles yet
+
+
+def test_a_wild_batch_at_the_same_weights_is_no_leap():
+    run = Run().clean(60).clean(loss=[2.5, 6.0], norm=[10.0] * 2)
+    assert run.skip(1, loss=14.0).kinds()[0][0] == "divergence"
+    run = Run().clean(60).clean(loss=[2.5, 6.0], norm=[10.0] * 2).skip(1, loss=6.0).skip(1, loss=14.0)
+    assert run.clean(20).kinds() == [("growth_probe", "info", "explained")]
