@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from statistics import median
+from statistics import mean, stdev
 from typing import Final
 
 from . import texts
@@ -15,8 +15,13 @@ from .habits import Seen
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
 WINDOWS: Final = 3  # of another length than usual
-SPREAD: Final = 0.7  # of the middle half of the powers
-SUM_LOW, SUM_HIGH = 0.7, 1.35  # powers that a sum may show, and neither a mean nor noise
+ENOUGH: Final = 6  # … and from as many on chance is small
+SUM_LEAST, SUM_LEAST_OF_FEW, SUM_HIGH = (
+    0.4,
+    0.6,
+    1.4,
+)  # powers that a sum shows, and no mean; noise alone makes 0.5
+LEAST_ERROR: Final = 0.05
 
 
 def clip_scaled(case: Case) -> Iterator[Finding]:
@@ -105,8 +110,8 @@ def accumulation(case: Case) -> Iterator[Finding]:
     windows = case.stream.habits.windows
     if len(windows.exponents) < WINDOWS or windows.first is None:
         return
-    low, exponent, high = _quartiles(list(windows.exponents))
-    if not (low >= SUM_LOW and exponent <= SUM_HIGH and high - low <= SPREAD):
+    exponent, least = _power(list(windows.exponents))
+    if exponent > SUM_HIGH or least < (SUM_LEAST if len(windows.exponents) >= ENOUGH else SUM_LEAST_OF_FEW):
         return
     text = f"In {len(windows.exponents)} windows of another length than usual the norm went with the length to the power of {exponent:.2f}; a mean has 0, a sum 1."
     yield case.finding(
@@ -120,10 +125,10 @@ def accumulation(case: Case) -> Iterator[Finding]:
     )
 
 
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return ordered[last // 4], median(ordered), ordered[last - last // 4]
+def _power(exponents: list[float]) -> tuple[float, float]:
+    """Their mean, and what it is at least: 2.5 standard errors less."""
+    error = max(stdev(exponents) / math.sqrt(len(exponents)), LEAST_ERROR)
+    return mean(exponents), mean(exponents) - 2.5 * error
 
 
 def _count(seen: Seen, what: str) -> Evidence:

@@ -98,7 +98,7 @@ def test_inf_made_the_largest_number_is_told(tmp_path):
         for p in model.parameters():
             torch.nan_to_num_(p.grad)
 
-    loop(tmp_path, largest, loss_factor=lambda step: 1e6 if 5 < step < 9 else 1.0, init_scale=2.0**14)
+    loop(tmp_path, largest, loss_factor=lambda step: 1e9 if 5 < step < 9 else 1.0, init_scale=2.0**14)
     assert above_info(tmp_path) == [("cleaned_gradients", "error")]
 
 
