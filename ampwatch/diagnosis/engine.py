@@ -41,6 +41,7 @@ from .scale_range import underflow
 from .scalers import scaler_not_restored, scaler_recreated
 from .schedule import schedule_ahead
 from .several import many_optimizers
+from .shapes import fits
 from .static import (
     backend_limit,
     closure,
@@ -180,7 +181,7 @@ class _Producer:
         if not self._seen.add(batch.seq):
             return
         if batch.kind == "events":
-            self._described.add(batch.events())
+            self._described.add(filter(fits, batch.events()))
         elif batch.kind == "attempts":
             self.ledger.add(batch.table())
         else:

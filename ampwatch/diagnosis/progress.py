@@ -51,10 +51,10 @@ def _severity(episode: Episode) -> Severity | None:
 
 
 def summed_loss(case: Case) -> Iterator[Finding]:
-    """A scale below 1 at which steps are taken and the loss falls: legitimate, and explained."""
+    """A scale that came down below 1, at which steps are taken and the loss falls: legitimate, and explained."""
     stream, since = case.stream, case.stream.below_since
     loss = stream.recent_loss()
-    if since is None or stream.below_one < SUMMED or not loss < stream.loss_below:
+    if since is None or stream.first_scale < 1 or stream.below_one < SUMMED or not loss < stream.loss_below:
         return
     text = f"{texts.times(stream.below_one, 'step')} taken at a scale below 1; the loss fell from {stream.loss_below:.4g} to {loss:.4g}."
     yield case.finding(

@@ -34,11 +34,18 @@ def test_one_length_tells_nothing():
     assert windows(1.0, odd=6, lengths=(4, 4)) == []
 
 
-def below_one(n: int, losses: tuple[float, float]) -> list[str]:
-    run = Run(scale=0.5).clean(
-        loss=[losses[0] + (losses[1] - losses[0]) * i / n for i in range(n)], norm=[1.0] * n
+def below_one(n: int, losses: tuple[float, float], first: float = 1.0) -> list[str]:
+    """The scale comes down from `first` by one skip, and n steps follow."""
+    run = (
+        Run(scale=first)
+        .skip()
+        .clean(loss=[losses[0] + (losses[1] - losses[0]) * i / n for i in range(n)], norm=[1.0] * n)
     )
-    return [f.kind for f in run.findings()]
+    return [f.kind for f in run.findings() if f.kind == "summed_loss"]
+
+
+def test_a_scale_that_was_set_below_1_says_nothing_of_the_loss():
+    assert below_one(100, (9.0, 8.0), first=0.5) == []
 
 
 @pytest.mark.parametrize(
