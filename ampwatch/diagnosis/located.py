@@ -15,6 +15,8 @@ from .moments import Moment
 
 LARGE: Final = 32.0  # two such numbers in a product over 64 elements pass 65504
 NEAR_LIMIT: Final = 2.0**13
+_LINEAR: Final = frozenset({"Linear", "Bilinear", "Conv1d", "Conv2d", "Conv3d"})
+"""Modules that only multiply and add: they make NaN of finite numbers only where an inf comes in between."""
 
 # operations that make inf of finite numbers where float16 ends; others (Mul, Sub, Softmax, …) seldom do
 _MAKE_INF: Final = frozenset(
@@ -225,6 +227,8 @@ def _says_overflow(seen: Seen) -> bool:
     origin = seen.origin
     inside = max(_largest(origin.get("children_max_abs")) or 0.0, origin.get("input_max_abs") or 0.0)
     near = (origin.get("output_max_abs") or 0.0) >= NEAR_LIMIT
+    if origin.get("module_type") in _LINEAR:  # its weights may have become inf in float16
+        return True
     return bool(origin.get("output_n_inf")) or inside >= LARGE or near or _scores_overflowed(seen)
 
 

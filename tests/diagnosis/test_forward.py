@@ -156,6 +156,7 @@ def test_nan_beside_minus_infinity_is_a_mask_times_a_constant_where_nothing_was_
 def test_nan_of_small_numbers_alone_proves_no_overflow():
     assert scores(infinite=0, undefined=0) == ["nonfinite_forward"]
     assert scores(infinite=0, undefined=0, output_n_inf=1) == ["forward_overflow"]
+    assert scores(infinite=0, undefined=0, module_type="Linear") == ["forward_overflow"]  # by its weights
     (finding,) = looked_into(
         {"origin": SEARCH["origin"] | SMALL}, loss={"finite": False, "inputs_finite": False}
     ).findings()
