@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ampwatch.recorder import log
 from ampwatch.scaler import GradScaler
 from ampwatch.settings import Settings
 
@@ -63,6 +64,7 @@ def train(
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+        log(step=step)
         if progress is not None:
             progress(step + 1, loss.item(), scaler.get_scale(), step + 1 - taken.steps)
 

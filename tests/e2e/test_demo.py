@@ -63,3 +63,12 @@ def test_the_same_run_without_its_fault_is_healthy(name, tmp_path):
     train(Plan(name, STEPS, SEED), settings=Settings.load(run=name, dir=tmp_path, quiet=True))
     ampwatch.finish()
     assert [f for f in ampwatch.diagnose(tmp_path) if f.severity != "info"] == []
+
+
+def test_the_step_is_the_loops_own_also_after_skips(tmp_path):
+    plan = Plan("x", 60, SEED, overflow_at=40, init_scale=2.0**24)
+    train(plan, settings=Settings.load(run="x", dir=tmp_path, quiet=True))
+    ampwatch.finish()
+    first, *_, last = ampwatch.diagnose(tmp_path)
+    assert (first.kind, first.first_step, first.first_attempt) == ("forward_overflow", 40, 40)
+    assert (last.kind, last.first_step) == ("calibration", 0)
