@@ -244,7 +244,7 @@ def test_the_server_gets_what_the_spool_holds(make, tmp_path):
 
 
 def test_a_server_that_nothing_may_be_sent_to_leaves_the_spool(make, tmp_path, caplog, capsys):
-    recorder = make(server="http://10.0.0.1", token="secret", quiet=False)
+    recorder = make(server="http://no-such-host.invalid", token="secret", quiet=False)
     recorder.attach(Rows(Harvest(rows())))
     recorder.event("scaler")
     recorder.finish()
