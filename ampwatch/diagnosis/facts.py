@@ -41,6 +41,7 @@ PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
 PERIODS: Final = 4  # equal gaps between single skips
 AFTER_GROWTH: Final = 3  # attempts by which a period is longer than the growth interval; a probe comes sooner
+PAST: Final = 4.0  # × the own 99th percentile
 LEAPS: Final = 3  # changes of the weights in a row, each of which …
 LEAP: Final = 2.0  # … makes the loss so many times larger
 ESTABLISHED: Final = 24  # attempts by which a stream has percentiles of its own to leap from
@@ -281,17 +282,21 @@ class Stream:
             return None
         return _trend_of(self.recent, loss, norm, *self.baseline())
 
-    def leaps(self) -> Trend | None:
+    def leaps(self, scale: float) -> Trend | None:
         """A divergence in a few steps, judged at a skip: each of the last 3 has at least doubled the loss.
 
         Attempts are taken together by step, as the weights stay what they are while attempts are skipped: one wild
-        batch leaps once and is not there in the next.
+        batch leaps once and is not there in the next. A skip at less than a quarter of the highest clean scale tells
+        that gradients have passed 4 × what they were, whatever the last norm that could be taken was.
         """
         loss = _leapt(_finite(self.recent, 2)) if self.attempts >= ESTABLISHED else 0.0
         norms = _finite(self.recent, 3)[:, 3]
         if not loss or not len(norms):
             return None
-        return _trend_of(self.recent, loss, float(norms[-1]), *self.baseline())
+        fell = self.open is not None and scale < self.open.high / PROBE_DEPTH
+        return _trend_of(
+            self.recent, loss, float(norms[-1]), *self.baseline(), norm_past=1.0 if fell else PAST
+        )
 
     def settled(self, trend: Trend) -> bool:
         """Whether the loss has come back from a divergence: the last 8 stand below 2 × the percentile before it."""
@@ -345,7 +350,7 @@ class Stream:
         if finite:
             self._remember(np.array([[*moment, row["loss"], np.nan]]))
         news = finite or self.open.attempts == 1  # else loss and norm are those of the attempt before
-        if self.diverged is None and news and (trend := self.trend() or self.leaps()):
+        if self.diverged is None and news and (trend := self.trend() or self.leaps(float(row["scale"]))):
             self.diverged = self.open.trend = trend._replace(seen=moment)
         self.last, self.scale = moment, float(row["scale_after"])
 
@@ -455,10 +460,15 @@ class Stream:
 
 
 def _trend_of(
-    recent: npt.NDArray[np.float64], loss: float, norm: float, loss_p99: float, norm_p99: float
+    recent: npt.NDArray[np.float64],
+    loss: float,
+    norm: float,
+    loss_p99: float,
+    norm_p99: float,
+    norm_past: float = PAST,
 ) -> Trend | None:
     """Loss and norm that have risen past 4 × their 99th percentile; onset is when the loss last passed it."""
-    if not (loss > 4 * loss_p99 > 0 and norm > 4 * norm_p99 > 0):
+    if not (loss > PAST * loss_p99 > 0 and norm > norm_past * norm_p99 > 0):
         return None
     losses = _finite(recent, 2)
     below = np.flatnonzero(losses[:, 2] <= loss_p99)

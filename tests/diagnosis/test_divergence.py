@@ -83,3 +83,11 @@ def test_a_wild_batch_at_the_same_weights_is_no_leap():
     assert run.skip(1, loss=14.0).kinds()[0][0] == "divergence"
     run = Run().clean(60).clean(loss=[2.5, 6.0], norm=[10.0] * 2).skip(1, loss=6.0).skip(1, loss=14.0)
     assert run.clean(20).kinds() == [("growth_probe", "info", "explained")]
+
+
+def test_a_skip_far_below_the_highest_clean_scale_stands_for_the_norm():
+    run = leaping(2.5, 6.0, 14.0, norm=3.9)
+    assert run.skip(2, loss=14.0).kinds() == [
+        ("spike", "info", "open")
+    ]  # at 2^15 and 2^14, a quarter of 2^16
+    assert run.skip(1, loss=14.0).kinds() == [("divergence", "fatal", "open")]
