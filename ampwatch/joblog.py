@@ -33,15 +33,15 @@ _COLOURS: Final = {"healthy": 32, "warning": 33, "failing": 31, "fatal": 31}  # 
 class Place(NamedTuple):
     """Where the run can be seen at its end.
 
-    `directory` is None where nothing of it was written; `in_part`: not all of it was. `unsent_to` names a server that
-    lacks some of it.
+    `directory` is None where nothing of it was written; `part` says what was, where that is not all of it. `unsent_to`
+    names a server that lacks some of it.
     """
 
     url: str
     unsent_to: str
     directory: Path | None
     run: str
-    in_part: bool = False
+    part: str = ""
 
     def line(self, what: str, command: str) -> str:
         """A line that leads there.
@@ -56,7 +56,7 @@ class Place(NamedTuple):
         if self.directory is None:
             return f"{unsent}nothing of it is kept on this machine"
         where = self.directory / self.run if command == "diagnose" else self.directory
-        part = ", up to where writing failed" if self.in_part else ""
+        part = f", {self.part}" if self.part else ""
         return f"{unsent}{what}{part}: " + f"ampwatch {command} {where}".replace(" ", _NO_BREAK)
 
 

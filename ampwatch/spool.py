@@ -45,6 +45,10 @@ class Dropped(NamedTuple):
     last_seq: int
     reason: str
 
+    def holds(self, batch: Batch) -> bool:
+        """Whether this batch is one of them."""
+        return batch.kind == self.kind and self.first_seq <= batch.seq <= self.last_seq
+
 
 @dataclass
 class _Segment:
@@ -83,6 +87,7 @@ class SpoolWriter:
             _check_writable(self.path)
         except OSError as error:
             raise SpoolError(f"{directory} cannot be written: {error.strerror}") from error
+        self._directory, self._max_bytes = directory, max_bytes
         self._free_bytes = max_bytes - _size_of(directory)
         self._series = {kind: _Series(self.path, kind, segment_bytes) for kind in records.KINDS}
 
@@ -114,7 +119,9 @@ class SpoolWriter:
         return dropped
 
     def _make_room(self, needed_bytes: int) -> list[Dropped]:
-        dropped = []
+        dropped: list[Dropped] = []
+        if needed_bytes > self._free_bytes:  # measured again: somebody may have deleted old runs
+            self._free_bytes = self._max_bytes - _size_of(self._directory)
         for kind in _EXPENDABLE:
             while needed_bytes > self._free_bytes and (gone := self._series[kind].drop_oldest()):
                 self._free_bytes += gone.size

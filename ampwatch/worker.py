@@ -20,7 +20,7 @@ from .guard import failures, guard
 from .joblog import JobLog, Place
 from .notices import warn
 from .records import Batch, Event, Table
-from .settings import Settings
+from .settings import PREFIX, Settings
 from .spool import Dropped, SpoolWriter
 from .transport import Transport
 
@@ -34,6 +34,8 @@ HEARTBEAT_S: Final = 10.0
 FINISH_S: Final = 15.0
 SEND_AT_FINISH_S: Final = 4.0
 MAX_PENDING_EVENTS: Final = 1 << 16
+UNTIL_FAILURE: Final = "up to where writing failed"
+WITHIN_BOUND: Final = f"as far as {PREFIX}SPOOL_MAX_BYTES left room"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Worker:
     """One producer's queue and the daemon thread that empties it, at least every `settings.flush_s`.
 
     Every batch goes to the spool first, then to the server (if one is set), then to the diagnosis. None of the
-    three can stop another. Without a spool (an unwritable folder, a full disk: one warning) the rest goes on.
+    three can stop another. Without a spool (an unwritable folder, a full disk: one warning) the rest goes on, and
+    so it does where the spool has no more room (`settings.spool_max_bytes`: one warning).
 
     Arguments:
         settings, run, producer, rank: as in `Recorder`.
@@ -93,7 +96,7 @@ class Worker:
         self._stop = threading.Event()
         self._reason = ""
         self._spool: SpoolWriter | None = None
-        self._unkept = ""  # why what comes is not kept on disk
+        self._part = ""  # what of the run is kept on disk, where that is not all of it
         self._transport = self._make_transport(http)
         self._joblog = JobLog(rank == 0 and not settings.quiet, listeners)
         self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
@@ -218,21 +221,25 @@ class Worker:
         if self._transport is None:
             return
         refused = [batch for batch in batches if not self._transport.submit(batch)]
-        if not spooled:
-            self._drop(Dropped(b.kind, b.seq, b.seq, "queue full and no spool") for b in refused)
+        lost = [batch for batch in refused if batch.seq not in spooled]
+        self._drop(Dropped(b.kind, b.seq, b.seq, "queue full and not spooled") for b in lost)
 
-    def _write(self, batches: list[Batch]) -> bool:
+    def _write(self, batches: list[Batch]) -> set[int]:
+        """Spool the batches; answer the sequence numbers of those that the spool has taken."""
         if self._spool is None:
-            return False
+            return set()
         try:
-            self._drop(self._spool.write(batches))
+            dropped = self._spool.write(batches)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._spool.close()
             self._spool = None
             self._do_without_spool(f"{self._settings.dir} cannot be written any more: {error.strerror}")
-            return False
-        return True
+            return set()
+        if dropped:
+            self._tell_full()
+            self._drop(dropped)
+        return {batch.seq for batch in batches if not any(each.holds(batch) for each in dropped)}
 
     def _drop(self, dropped: Iterable[Dropped]) -> None:
         for each in dropped:
@@ -249,7 +256,7 @@ class Worker:
         is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)
         is_told = self._joblog.say_verdict(self._place(is_sent))
         if self._transport is not None and not (is_sent or is_told or self._transport.has_warned):
-            kept = "kept in part" if self._unkept else f"kept in {self._settings.dir}"
+            kept = "kept in part" if self._part else f"kept in {self._settings.dir}"
             warn("the server did not take the last records within %g s; they are %s", SEND_AT_FINISH_S, kept)
 
     def _make_transport(self, http: httpx.BaseTransport | None) -> Transport | None:
@@ -267,12 +274,26 @@ class Worker:
         return None if made.refusal else made
 
     def _do_without_spool(self, why: str) -> None:
-        self._unkept = why
+        self._part = UNTIL_FAILURE
         warn("%s. %s", why, self._meanwhile())
 
+    def _tell_full(self) -> None:
+        """Say it at the first drop: what other runs take up is left alone, so only a person can make room."""
+        if self._part:
+            return
+        self._part = WITHIN_BOUND
+        message = (
+            "%s is full: all runs there together may take %s bytes. Of this run tensor statistics and attempts are"
+            " dropped, events are kept. Delete the folders of old runs in it, or raise %sSPOOL_MAX_BYTES. %s"
+        )
+        settings = self._settings
+        warn(message, settings.dir, f"{settings.spool_max_bytes:,}", PREFIX, self._meanwhile())
+
     def _meanwhile(self) -> str:
-        if not self._unkept:
+        if not self._part:
             return f"Training goes on, and the records are kept in {self._settings.dir}"
+        if self._spool is not None:
+            return f"Training goes on, and the records are kept in part in {self._settings.dir}"
         if self._transport is not None:
             return "Training goes on, and the records go to the server only"
         return "Training goes on, but nothing more of it is kept"
@@ -287,7 +308,7 @@ class Worker:
             unsent_to="" if is_sent else settings.server or "",
             directory=settings.dir if folder.exists() else None,
             run=self._run,
-            in_part=bool(self._unkept),
+            part=self._part,
         )
 
 

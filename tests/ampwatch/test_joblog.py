@@ -92,7 +92,7 @@ def test_a_run_on_a_server_gives_its_page(capsys):
         ),
         (Place("", "", None, RUN), "nothing of it is kept on this machine"),
         (
-            Place("", "", Path("runs"), RUN, in_part=True),
+            Place("", "", Path("runs"), RUN, part="up to where writing failed"),
             "to see it, up to where writing failed: ampwatch serve runs",
         ),
     ],

@@ -13,6 +13,7 @@ from ampwatch import recorder, records, spool
 from ampwatch.recorder import Harvest, Recorder
 from ampwatch.records import Event
 from ampwatch.settings import Settings
+from ampwatch.transport import Transport
 
 
 class Rows:
@@ -224,6 +225,40 @@ def test_a_full_disk_gives_one_warning_and_the_server_gets_the_rest(make, tmp_pa
     assert caplog.text.count(where) == 1
     kinds = [records.from_bytes(gzip.decompress(request.content)).kind for request in got]
     assert (kinds[:2], kinds.count("attempts")) == (["events", "attempts"], 2)
+
+
+def test_a_folder_full_of_old_runs_gives_one_warning_and_the_log_says_so(make, tmp_path, caplog, capsys):
+    folder = tmp_path / "runs"
+    old = make(run="old")
+    old.event("scaler")
+    old.finish()
+    source = Rows(Harvest(rows()), Harvest(rows(3)))
+    recorder = make(spool_max_bytes=1, quiet=False)
+    recorder.attach(source)
+    recorder.event("scaler")
+    source.wait(3)
+    recorder.finish()
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        f"ampwatch: {folder} is full: all runs there together may take 1 bytes. Of this run"
+    )
+    assert (
+        "Delete the folders of old runs in it, or raise AMPWATCH_SPOOL_MAX_BYTES. Training goes on" in warning
+    )
+    last = f"ampwatch: to see it, as far as AMPWATCH_SPOOL_MAX_BYTES left room: ampwatch serve {folder}"
+    assert capsys.readouterr().err.splitlines()[-1] == last
+    dropped = [event.data["kind"] for event in events_in(tmp_path) if event.type == "dropped"]
+    assert dropped == ["attempts", "attempts"]
+
+
+def test_what_neither_disk_nor_server_took_is_recorded_as_lost(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(Transport, "submit", lambda self, batch: batch.kind == "events")
+    recorder = make(server="http://127.0.0.1:1", spool_max_bytes=1)
+    recorder.attach(Rows(Harvest(rows())))
+    recorder.event("scaler")
+    recorder.finish()
+    reasons = [event.data["reason"] for event in events_in(tmp_path) if event.type == "dropped"]
+    assert reasons == ["spool_max_bytes", "queue full and not spooled"]
 
 
 def ok():

@@ -1,4 +1,5 @@
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -167,6 +168,15 @@ def test_other_runs_count_towards_the_bound_and_are_left_alone(tmp_path):
     spooled = writer(tmp_path, run="s", max_bytes=framed_bytes(tensors(0)))
     assert spooled.write([attempts(0, run="s")]) == [Dropped("attempts", 0, 0, "spool_max_bytes")]
     assert [batch.run for batch in spool.read(tmp_path)] == ["r"]
+
+
+def test_once_old_runs_are_deleted_there_is_room_again(tmp_path):
+    writer(tmp_path).write([tensors(0)])
+    spooled = writer(tmp_path, run="s", max_bytes=framed_bytes(tensors(0)))
+    assert spooled.write([attempts(0, run="s")]) == [Dropped("attempts", 0, 0, "spool_max_bytes")]
+    shutil.rmtree(tmp_path / "r")
+    assert spooled.write([attempts(1, run="s")]) == []
+    assert [(batch.run, batch.seq) for batch in spool.read(tmp_path)] == [("s", 1)]
 
 
 def test_a_full_disk_leaves_nothing_torn(tmp_path, monkeypatch):
