@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from .fold import fold
 from .lease import Lease, LeaseLost
 from .settings import Settings
 from .store.blob import pack
-from .store.tail import TailReader, load, unfolded_batch, waiting
+from .store.tail import Key, TailReader, load, unfolded_batch, waiting
 from .summary import count_attempts, summarise
 from .writer import Unavailable
 
@@ -97,7 +97,7 @@ class Compactor:
         found = 0
         while (some := self._digest(lease)) != 0:
             found += some
-        touched = self._fold_producers(lease, silent_only=idle and not found)
+        touched = self._fold_producers(lease, self._diagnoser.given(run), silent_only=idle and not found)
         if touched:
             self._summarise(lease, touched)
             self._changed(run)
@@ -177,8 +177,8 @@ class Compactor:
 
         self._database.write(job)
 
-    def _fold_producers(self, lease: Lease, *, silent_only: bool) -> list[int]:
-        """Fold the producers of a run that have something waiting; answer their ids."""
+    def _fold_producers(self, lease: Lease, given: Set[Key], *, silent_only: bool) -> list[int]:
+        """Fold what the diagnosis was given of the producers that have something waiting; answer their ids."""
         row = t.producers.c
         silence = self._settings.clock() - IDLE_S
         query = sa.select(row.id, row.finished, row.last_seen).where(
@@ -189,7 +189,8 @@ class Compactor:
         with self._database.read() as connection:
             found = connection.execute(query).all()
         for producer in found:
-            fold(self._database, lease, producer.id, whole=producer.finished or producer.last_seen < silence)
+            whole = producer.finished or producer.last_seen < silence
+            fold(self._database, lease, producer.id, given, whole=whole)
         return [producer.id for producer in found]
 
     def _summarise(self, lease: Lease, producer_ids: list[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from . import tables as t
 from .store import codec
 from .store.blob import pack
 from .store.rows import as_sent
+from .store.tail import Key
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ _TABLES: Final[tuple[Literal["attempts", "tensors"], ...]] = ("attempts", "tenso
 FAILED: Final = Verdict(
     "no data", None, None, "The diagnosis failed on these records; the server's log says why."
 )
-
-Key = tuple[int, int]
 
 
 class Engine(Protocol):
@@ -104,6 +103,10 @@ class Diagnoser:
         while len(self._runs) > _KEPT_RUNS:
             self._runs.popitem(last=False)
         return self._runs[run]
+
+    def given(self, run: str) -> Set[Key]:
+        """Which of the waiting batches the diagnosis of a run has been given; none where this server has none."""
+        return self._runs[run].given if run in self._runs else frozenset()
 
     def forget(self, run: str) -> None:
         """Drop a run: another server diagnoses it now, or it was deleted."""

@@ -9,7 +9,7 @@ order end in the same chunks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -23,7 +23,7 @@ from .store import codec
 from .store.cover import Where, level_points
 from .store.points import concat, merge
 from .store.rows import by_stream, by_window, union
-from .store.tail import batch_of, decode, foldable
+from .store.tail import Key, batch_of, decode, foldable, load
 from .store.windows import MAX_ATTEMPT, TOP_LEVEL, WINDOW, floor_to, point_size, window_size
 from .tables import chunks, inbox, producers
 
@@ -38,10 +38,11 @@ class Window(NamedTuple):
     first: int
 
 
-def fold(database: Database, lease: Lease, producer_id: int, *, whole: bool) -> None:
+def fold(database: Database, lease: Lease, producer_id: int, given: Set[Key], *, whole: bool) -> None:
     """Fold what a producer has gone past, and roll up the windows that are complete.
 
     Arguments:
+        given: what the diagnosis has seen. The rest waits on: what is folded is not given to it any more.
         whole: the producer has ended or fallen silent, so its last window is folded too.
     Errors: LeaseLost.
     """
@@ -52,16 +53,17 @@ def fold(database: Database, lease: Lease, producer_id: int, *, whole: bool) -> 
     if end is None:  # deleted meanwhile
         return
     edge = MAX_ATTEMPT if whole else floor_to(end, WINDOW)
-    while _fold_some(database, lease, producer_id, edge):
+    while _fold_some(database, lease, producer_id, given, edge):
         pass
     _roll(database, lease, producer_id, end)
 
 
-def _fold_some(database: Database, lease: Lease, producer_id: int, edge: int) -> bool:
+def _fold_some(database: Database, lease: Lease, producer_id: int, given: Set[Key], edge: int) -> bool:
     with database.read() as connection:
-        waiting = foldable(connection, producer_id, edge, BATCHES)
-        if not waiting:
+        keys = [key for key in foldable(connection, producer_id, edge) if key in given][:BATCHES]
+        if not keys:
             return False
+        waiting = load(connection, keys)
         parts = _by_window(waiting, edge)
         written = {window: _packed(_merged(connection, window, tables)) for window, tables in parts.items()}
     gone = [row.seq for row in waiting if row.last < edge]

@@ -11,8 +11,10 @@ import sent
 from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.records import Batch, Event
 from ampwatch_server.diagnoser import stored_batches
+from ampwatch_server.fold import fold
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
+from ampwatch_server.settings import Settings
 from ampwatch_server.store.runs import findings_of
 
 
@@ -64,6 +66,35 @@ def test_what_lies_in_chunks_is_given_back_as_it_was_sent(service: Service) -> N
         columns = {name: column.tolist() for name, column in batch.table().items()}
         given = {name: column.tolist() for name, column in back[batch.kind].table().items()}
         assert {name: given[name] for name in columns} == columns
+
+
+class Recording(sent.NoDiagnosis):
+    """Keeps the attempts it is given, in order."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+
+    def add(self, batch: Batch) -> None:
+        self.attempts += batch.table()["attempt"].tolist()
+
+
+def test_what_comes_between_diagnosis_and_folding_is_diagnosed_before_it_is_folded(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Recording()
+    service = Service(Settings(database=database, clock=lambda: 1e6), lambda: engine)
+    late = [sent.attempts(1030, 2040, 1), sent.attempts(2040, 2100, 2)]
+
+    def fold_late(*given: object, **options: bool) -> None:
+        sent.store(service, *late, fold=False)
+        fold(*given, **options)
+
+    monkeypatch.setattr("ampwatch_server.compactor.fold", fold_late)
+    sent.store(service, sent.attempts(0, 1030, 0))
+    service.compactor.process("r")
+    assert engine.attempts == list(range(2100))
+    assert sorted(place[-1] for place in sent.all_chunks(service)) == [0, 1024]
+    service.database.close()
 
 
 class Broken(sent.NoDiagnosis):

@@ -20,6 +20,8 @@ from .stats import with_lost_share
 
 _CACHED_BYTES: Final = 64 << 20
 
+Key = tuple[int, int]  # of a waiting batch: producer_id, seq
+
 BATCH_COLUMNS: Final = (
     inbox.c.producer.label("producer_id"),
     producers.c.producer,
@@ -83,29 +85,26 @@ class TailReader:
                 self._bytes -= _size(self._kept.popitem(last=False)[1])
 
 
-def waiting(connection: Connection, run: str) -> list[tuple[int, int]]:
-    """Keys (producer_id, seq) of all that waits for a run, in the order of producers and their sequence."""
-    query = sa.select(inbox.c.producer, inbox.c.seq).where(inbox.c.run == run)
-    return [
-        (row.producer, row.seq) for row in connection.execute(query.order_by(inbox.c.producer, inbox.c.seq))
-    ]
+def waiting(connection: Connection, run: str) -> list[Key]:
+    """Keys of all that waits for a run, in the order of producers and their sequence."""
+    return _keys(connection, inbox.c.run == run)
 
 
-def load(connection: Connection, keys: list[tuple[int, int]]) -> list[Row[tuple[object, ...]]]:
+def load(connection: Connection, keys: list[Key]) -> list[Row[tuple[object, ...]]]:
     """The waiting batches of these keys, rows of `BATCH_COLUMNS`."""
     chosen = sa.tuple_(inbox.c.producer, inbox.c.seq).in_(keys)
     return list(connection.execute(_batches().where(chosen).order_by(inbox.c.producer, inbox.c.seq)))
 
 
-def foldable(connection: Connection, producer_id: int, end: int, limit: int) -> list[Row[tuple[object, ...]]]:
-    """The waiting tables of a producer that hold an attempt before `end` which is in no chunk, the oldest first."""
-    chosen = _batches().where(
+def foldable(connection: Connection, producer_id: int, end: int) -> list[Key]:
+    """Keys of a producer's waiting tables that hold an attempt before `end` which is in no chunk, in sequence."""
+    return _keys(
+        connection,
         inbox.c.producer == producer_id,
         inbox.c.kind != "events",
         inbox.c.first < end,
         sa.or_(inbox.c.folded < end, inbox.c.last < end),
     )
-    return list(connection.execute(chosen.order_by(inbox.c.seq).limit(limit)))
 
 
 def batch_of(row: Row[tuple[object, ...]]) -> Batch:
@@ -136,6 +135,11 @@ def decode(batch: Batch) -> Table:
 def _batches() -> sa.Select[tuple[object, ...]]:
     joined = inbox.join(producers, producers.c.id == inbox.c.producer)
     return sa.select(*BATCH_COLUMNS).select_from(joined)
+
+
+def _keys(connection: Connection, *which: sa.ColumnElement[bool]) -> list[Key]:
+    query = sa.select(inbox.c.producer, inbox.c.seq).where(*which).order_by(inbox.c.producer, inbox.c.seq)
+    return [(row.producer, row.seq) for row in connection.execute(query)]
 
 
 def _size(table: Table) -> int:
