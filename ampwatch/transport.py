@@ -178,17 +178,21 @@ class Transport:
             self._wake.notify_all()
 
     def _send_missed(self, client: httpx.Client) -> None:
-        """Send what did not fit, from the spool; what the spool no longer holds has been dropped there."""
+        """Send what did not fit, from the spool; what a whole reading of it does not show has been dropped there."""
         with self._wake:
             missed = set(self._missed)
-        try:
-            for batch in self._reread():
-                if batch.seq in missed and not self._closed:
-                    self._deliver(client, batch)
-        finally:
-            with self._wake:
-                self._missed -= missed
-                self._wake.notify_all()
+        for batch in self._reread():
+            if batch.seq in missed:
+                self._deliver(client, batch)
+                if self._closed:  # perhaps before it was answered
+                    return
+                self._strike({batch.seq})
+        self._strike(missed)
+
+    def _strike(self, seqs: set[int]) -> None:
+        with self._wake:
+            self._missed -= seqs
+            self._wake.notify_all()
 
     def _deliver(self, client: httpx.Client, batch: Batch) -> float:
         """Post one batch until it is stored, refused for good, or the transport closed; answer `next_batch_s`."""

@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from . import records, spool
-from .errors import SpoolError
+from .errors import RunNotFound, SpoolError
 from .guard import failures, guard
 from .joblog import JobLog, Place
 from .notices import warn
@@ -263,15 +264,19 @@ class Worker:
         settings = self._settings
         if not settings.server:
             return None
-        mine = settings.dir / self._run / self._producer
         made = Transport(
-            settings.server,
-            settings.token,
-            meanwhile=self._meanwhile,
-            reread=lambda: spool.read(mine),
-            http=http,
+            settings.server, settings.token, meanwhile=self._meanwhile, reread=self._reread, http=http
         )
         return None if made.refusal else made
+
+    def _reread(self) -> Iterator[Batch]:
+        """What the spool holds of this producer: nothing, where it could not write."""
+        with contextlib.suppress(RunNotFound):
+            yield from spool.read(self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return self._settings.dir / self._run / self._producer
 
     def _do_without_spool(self, why: str) -> None:
         self._part = UNTIL_FAILURE
@@ -302,11 +307,10 @@ class Worker:
         """Where the run can be seen at its end."""
         settings = self._settings
         url = f"{(settings.server or '').rstrip('/')}/run/{self._run}" if self._transport else ""
-        folder = settings.dir / self._run / self._producer
         return Place(
             url=url if is_sent else "",
             unsent_to="" if is_sent else settings.server or "",
-            directory=settings.dir if folder.exists() else None,
+            directory=settings.dir if self._folder.exists() else None,
             run=self._run,
             part=self._part,
         )

@@ -261,6 +261,17 @@ def test_what_neither_disk_nor_server_took_is_recorded_as_lost(make, tmp_path, m
     assert reasons == ["spool_max_bytes", "queue full and not spooled"]
 
 
+def test_what_is_lost_for_good_is_not_waited_for_at_the_end(make, tmp_path, caplog, monkeypatch):
+    monkeypatch.setitem(Transport.__init__.__kwdefaults__, "queue_bytes", 0)
+    (tmp_path / "file").touch()
+    http = httpx.MockTransport(lambda request: ok())
+    recorder = make(dir=tmp_path / "file", server="http://127.0.0.1:1", how={"http": http})
+    recorder.event("scaler")
+    recorder.finish()
+    (warning,) = caplog.messages
+    assert warning.endswith("Training goes on, and the records go to the server only")
+
+
 def ok():
     return httpx.Response(200, json={"next_batch_s": 0})
 

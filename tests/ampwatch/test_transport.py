@@ -185,6 +185,34 @@ def test_what_does_not_fit_is_read_again_from_the_spool():
     assert sorted(server.seqs) == [0, 1, 2, 3]
 
 
+def test_what_a_broken_reading_of_the_spool_did_not_reach_is_not_held_for_sent(monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+
+    def torn():
+        yield attempts(0)
+        raise OSError("the disk")
+
+    server = Server()
+    client = transport(server, reread=torn, queue_bytes=0)
+    for seq in range(2):
+        client.submit(attempts(seq))
+    assert server.asked.acquire(timeout=5)
+    assert not client.close(0.2)
+    assert server.seqs == [0]
+
+
+def test_what_closing_broke_off_is_not_held_for_sent():
+    server = Server(httpx.ConnectError("refused"))
+    batches = [attempts(seq) for seq in range(2)]
+    client = transport(server, reread=lambda: batches, queue_bytes=0)
+    for batch in batches:
+        client.submit(batch)
+    assert server.asked.acquire(timeout=5)
+    assert not client.close(0.05)
+    client._thread.join(5)
+    assert (client._missed, client.delivered) == ({0, 1}, 0)
+
+
 def test_what_the_spool_has_lost_is_not_waited_for():
     client = transport(Server(), queue_bytes=0)
     assert not client.submit(attempts(0))
