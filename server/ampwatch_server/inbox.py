@@ -97,7 +97,7 @@ class Inbox:
         def done(future: Future[list[Stored | Conflict]]) -> None:
             if (error := future.exception()) is not None:
                 for waiting in group or self._take():
-                    waiting.future.set_exception(error)
+                    _settle(waiting.future, error)
                 return
             self._resolve(group, future.result())
 
@@ -106,19 +106,30 @@ class Inbox:
     def _take(self) -> list[_Waiting]:
         with self._lock:
             taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        for (
+            waiting
+        ) in taken:  # from here on nobody can cancel it; what was cancelled before is stored all the same
+            waiting.future.set_running_or_notify_cancel()
         return taken
 
     def _resolve(self, group: list[_Waiting], outcomes: list[Stored | Conflict]) -> None:
         fresh = set()
         for waiting, outcome in zip(group, outcomes, strict=True):
-            if isinstance(outcome, Conflict):
-                waiting.future.set_exception(outcome)
-                continue
-            if outcome.new:
+            if isinstance(outcome, Stored) and outcome.new:
                 fresh.add(waiting.batch.run)
-            waiting.future.set_result(outcome)
+            _settle(waiting.future, outcome)
         if fresh:
             self._committed(fresh)
+
+
+def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
+    """Resolve the future of a batch that was taken, unless whoever waited for it has left."""
+    if future.cancelled():
+        return
+    if isinstance(outcome, Stored):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
 
 
 def _store(connection: Connection, group: list[_Waiting]) -> list[Stored | Conflict]:

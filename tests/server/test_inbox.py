@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,33 @@ def test_batches_that_wait_for_the_writer_share_a_commit(service: Service) -> No
     assert [future.result().new for future in futures] == [True, True]
     service.database.write(lambda _: None)
     assert commits == [{"r", "s"}]
+
+
+def cancelled_among_three(service: Service, inbox: Inbox) -> list[Future[Stored]]:
+    """Three batches of one commit, which has begun; whoever sent the first left before."""
+    gate = threading.Event()
+    service.database.submit(lambda _: gate.wait())
+    batches = [sent.attempts(seq, seq + 1, seq) for seq in range(3)]
+    futures = [inbox.append(batch, check(batch)) for batch in batches]
+    assert futures[0].cancel()
+    gate.set()
+    return futures
+
+
+def test_a_sender_that_left_keeps_nobody_waiting(service: Service) -> None:
+    commits: list[set[str]] = []
+    inbox = Inbox(service.database, service.settings, commits.append)
+    futures = cancelled_among_three(service, inbox)
+    assert [future.result(5) for future in futures[1:]] == [Stored(new=True)] * 2
+    service.database.write(lambda _: None)
+    assert commits == [{"r"}]
+    assert append(service, sent.attempts(0, 1, 0)) == Stored(new=False)  # its batch is stored all the same
+
+
+def test_a_sender_that_left_hides_no_failure_from_the_others(service: Service) -> None:
+    service.database.write(lambda c: t.receipts.drop(c))
+    futures = cancelled_among_three(service, service.inbox)
+    assert [isinstance(future.exception(5), Exception) for future in futures[1:]] == [True, True]
 
 
 def test_the_same_key_with_another_digest_is_a_conflict(service: Service) -> None:
