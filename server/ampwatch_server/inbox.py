@@ -106,9 +106,7 @@ class Inbox:
     def _take(self) -> list[_Waiting]:
         with self._lock:
             taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        for (
-            waiting
-        ) in taken:  # from here on nobody can cancel it; what was cancelled before is stored all the same
+        for waiting in taken:  # can be cancelled no more; what was cancelled before is stored all the same
             waiting.future.set_running_or_notify_cancel()
         return taken
 

@@ -59,7 +59,7 @@ def test_batches_that_wait_for_the_writer_share_a_commit(service: Service) -> No
 
 
 def cancelled_among_three(service: Service, inbox: Inbox) -> list[Future[Stored]]:
-    """Three batches of one commit, which has begun; whoever sent the first left before."""
+    """Three batches that share a commit; whoever sent the first left before it."""
     gate = threading.Event()
     service.database.submit(lambda _: gate.wait())
     batches = [sent.attempts(seq, seq + 1, seq) for seq in range(3)]
