@@ -12,6 +12,7 @@ call of an optimizer that this scaler never steps.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -68,16 +69,15 @@ class _Optimizer:
 class Window:
     """The calls since the last update, and where each optimizer stands."""
 
-    calls: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=LONGEST_ORDER // 2))
     losses: int = 0
     optimizers: dict[int, _Optimizer] = field(default_factory=dict)
 
     @property
     def order(self) -> list[str]:
         """The calls as events give them: at most `LONGEST_ORDER`, the middle left out."""
-        if len(self.calls) <= LONGEST_ORDER:
-            return list(self.calls)
-        return self.calls[: LONGEST_ORDER // 2] + self.calls[-LONGEST_ORDER // 2 :]
+        return [*self.first, *self.last]
 
     @property
     def stepped(self) -> list[int]:
@@ -88,6 +88,10 @@ class Window:
     def touched(self) -> list[int]:
         """Optimizers that were stepped or unscaled in the window, ascending."""
         return sorted(i for i, state in self.optimizers.items() if state.stage != "ready")
+
+    def add(self, call: str) -> None:
+        """Keep a call, and forget one of the middle if there are too many."""
+        (self.first if len(self.first) < LONGEST_ORDER // 2 else self.last).append(call)
 
 
 class Protocol:
@@ -109,7 +113,7 @@ class Protocol:
         Arguments:
             moved: whether weights have changed since the last call, as long as `only_scales`; None: not known.
         """
-        self.window.calls.append("scale")
+        self.window.add("scale")
         self.window.losses += 1
         self._has_scaled = True
         if not self.only_scales:
@@ -190,7 +194,7 @@ class Protocol:
         self._has_stepped = self._has_stepped or state.stage == "stepped"
 
     def _called(self, call: str) -> None:
-        self.window.calls.append(call)
+        self.window.add(call)
         self.only_scales = False
 
     def _without_loss(self, optimizer: int, state: _Optimizer) -> Fault:

@@ -121,6 +121,14 @@ def test_a_long_accumulation_keeps_its_ends():
     assert protocol.window.order == ["scale"] * (LONGEST_ORDER - 1) + ["step:0"]
 
 
+def test_a_window_without_an_end_keeps_a_bounded_number_of_calls():
+    protocol = Protocol()
+    play("step:0", *["scale"] * 10_000, "unscale_:1", protocol=protocol)
+    window = protocol.window
+    assert (len(window.first) + len(window.last), window.losses) == (LONGEST_ORDER, 10_000)
+    assert window.order == ["step:0", *["scale"] * (LONGEST_ORDER - 2), "unscale_:1"]
+
+
 def test_gradients_that_waited_for_an_update_are_told_from_those_of_a_bare_loss():
     waiting = ("scale", "backward:0", "backward:1", "step:0", "update")
     bare = (*PLAIN, "backward:1", "step:1", "update")
