@@ -27,6 +27,7 @@ from .harvest import Harvester, Label, Seen
 from .hooks import Observation, is_plain
 from .inspection import Inspection
 from .internals import Factors, Replicas, Scaler, UnscaleGrads
+from .losses import Losses
 from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .protocol import Call, CallFault, Protocol
@@ -186,7 +187,7 @@ class Watch(Unwatched):
         return Around(f"scaler.{where}", self.recorder.fault, before, after)
 
     def _begin_window(self) -> None:
-        self._losses: list[Tensor] = []
+        self._losses = Losses()
         self._loss_has_graph: bool | None = None
         self._gradients: dict[int, _Gradients] = {}
         self._accumulations: dict[int, int] = {}
@@ -204,8 +205,7 @@ class Watch(Unwatched):
         self._tell(self._protocol.scale(moved=self._has_moved() if self._protocol.only_scales else None))
         self._probes.forward_ended(losses)
         if losses:
-            device = internals.scale_of(scaler).device
-            self._losses += [_mean(loss, device) for loss in losses if loss.numel() and not loss.is_complex()]
+            self._losses.add(losses, internals.scale_of(scaler).device)
 
     def _has_moved(self) -> bool | None:
         """Whether a weight of the model was written to since the last call; None without a model."""
@@ -322,7 +322,8 @@ class Watch(Unwatched):
         """In the order of `Attempt`."""
         before = noted.scale
         assert before is not None  # update() raises before the first scale()
-        loss = _mean_of(self._losses) if self._losses else before  # in its place, and not read
+        loss = self._losses.mean()
+        loss = before if loss is None else loss  # in its place, and not read
         rows = [row for gradients in self._gradients.values() for row in gradients.rows]
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
         left = [flag for i in self._left_in(noted.found_inf) if (flag := self._residues[i]) is not None]
@@ -345,7 +346,7 @@ class Watch(Unwatched):
             time=self._clock(),
             order=noted.order,
             losses=noted.losses,
-            has_loss=bool(self._losses),
+            has_loss=self._losses.is_known,
             stepped=noted.stepped,
             found=found,
             unscaled=[gradients.unscaled for gradients in self._gradients.values()],
@@ -416,16 +417,6 @@ class Watch(Unwatched):
     def _event(self, type: str, **data: Any) -> None:
         attempt = self._registry.coming_attempt
         self.recorder.event(type, attempt=attempt, step=self._harvester.step, stream=self._stream, **data)
-
-
-def _mean_of(losses: Sequence[Tensor]) -> Tensor:
-    return losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean()
-
-
-def _mean(loss: Tensor, device: torch.device) -> Tensor:
-    """The loss as it is now, as a scalar: the user may change the tensor in place."""
-    copy = loss.detach().to(device, torch.float64, copy=True, non_blocking=True)
-    return copy.reshape(()) if copy.numel() == 1 else copy.mean()
 
 
 @torch.no_grad()

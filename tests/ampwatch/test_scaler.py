@@ -192,6 +192,41 @@ def test_a_loss_changed_in_place_afterwards_is_kept_as_it_was(recorder):
     assert recorder.column("loss") == [3.0]
 
 
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([0.1], 0.1),
+        ([-0.0], -0.0),
+        ([1.0, 2.0, 6.0], 3.0),
+        ([1.0, math.inf], math.inf),
+        ([math.nan, 1.0], math.nan),
+    ],
+)
+def test_the_loss_is_the_mean_of_what_was_scaled(losses, expected, recorder):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+    model(torch.tensor([3.0, 0.0])).backward()
+    for loss in losses:
+        scaler.scale(torch.tensor(loss, dtype=torch.float64))
+    scaler.step(optimizer)
+    scaler.update()
+    assert repr(recorder.column("loss")) == repr([expected])
+
+
+def tensors_alive():
+    gc.collect()
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+
+def test_losses_without_an_update_do_not_pile_up(recorder):
+    scaler = make(recorder)
+    scaler.scale(torch.ones(()))
+    before = tensors_alive()
+    for _ in range(10_000):
+        scaler.scale(torch.ones(()))
+    assert tensors_alive() - before < 10
+
+
 def test_a_lazy_loss_is_missing_and_not_used_up(recorder):
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder)

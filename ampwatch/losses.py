@@ -1,0 +1,44 @@
+"""The losses of a window as one number, however many there are: a window may never end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class Losses:
+    """Sum and count of the losses handed to scale(), on one device. Nothing synchronises."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, losses: Iterable[Tensor], device: torch.device) -> None:
+        """Add each as it is now, by its mean: the user may change the tensor in place.
+
+        Arguments:
+            losses: of any shape, dtype and device; those that are empty or complex have no value.
+            device: where they are summed; the same for all calls.
+        """
+        for loss in losses:
+            if loss.numel() and not loss.is_complex():
+                value = _mean(loss, device)
+                # Not in place: what inference mode has made could not be added to outside of it.
+                self._sum = value if self._sum is None else self._sum + value
+                self._count += 1
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any has a value."""
+        return self._count > 0
+
+    def mean(self) -> Tensor | None:
+        """Scalar, float64; NaN and inf as they come. None if no loss had a value."""
+        return self._sum if self._sum is None or self._count == 1 else self._sum / self._count
+
+
+def _mean(loss: Tensor, device: torch.device) -> Tensor:
+    copy = loss.detach().to(device, torch.float64, copy=True, non_blocking=True)
+    return copy.reshape(()) if copy.numel() == 1 else copy.mean()
