@@ -161,10 +161,11 @@ class Harvester:
             tensors, without_tensors = self._tensors.take()
             rows, without_rows = self._rows.take()
             events, without_events = self._events.take()
+            is_last = self._closed and self._ring is None and self._newest is None
         finally:
             self._lock.release()
         dropped = [*without_tensors, *without_rows, *without_events]
-        return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped)
+        return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped, is_last)
 
     def _drain(self) -> None:
         deadline = time.monotonic() + self._drain_s

@@ -53,10 +53,8 @@ class Recorder:
         self.run = identity.run_id(self.settings, self._world_size)
         self._listeners = [on_finding] if on_finding else []
         self._clock, self._http = clock, http
-        self._inherited = False
         self._description: dict[str, Any] = {}
         self.logbook = Logbook()
-        self._sources: list[Source] = []
         self.finished = not self.settings.enabled
         self._begin_producer()
         _alive.add(self)
@@ -64,6 +62,7 @@ class Recorder:
     def _begin_producer(self) -> None:
         self.producer = identity.new_producer()
         self._attempts = itertools.count()
+        self._sources: list[Source] = []
         self._lock = threading.RLock()  # a signal handler of the user's may call finish()
         self._worker: Worker | None = None
 
@@ -74,7 +73,7 @@ class Recorder:
             self._worker.describe_again()
 
     def attach(self, source: Source) -> None:
-        """Harvest this source at every flush from now on."""
+        """Harvest this source at every flush from now on, until a harvest is its last."""
         self._sources.append(source)
 
     def event(self, type: str, *, attempt: int = -1, step: int = -1, stream: int = -1, **data: Any) -> None:
@@ -140,7 +139,6 @@ class Recorder:
             sources=self._sources,
             describe=lambda: identity.description(self.settings, self._world_size) | self._description,
             listeners=self._listeners,
-            inherited=self._inherited,
             clock=self._clock,
             http=self._http,
         )
@@ -148,10 +146,12 @@ class Recorder:
         return worker
 
     def _forked(self) -> None:
-        """In a forked child: the parent's thread, its queue and its unharvested rows stay the parent's."""
+        """In a forked child: the parent's thread, its queue and its sources stay the parent's.
+
+        A source's lock may be held for good here, by a thread that does not exist. The scalers attach new ones.
+        """
         self._begin_producer()
         self.logbook = Logbook()
-        self._inherited = True
 
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -41,11 +41,12 @@ WITHIN_BOUND: Final = f"as far as {PREFIX}SPOOL_MAX_BYTES left room"
 
 @dataclass(frozen=True)
 class Harvest:
-    """Rows and events that a source has completed since the harvest before."""
+    """Rows and events that a source has completed since the harvest before; `is_last`: nothing will ever follow."""
 
     attempts: Table | None = None
     tensors: Table | None = None
     events: list[Event] = field(default_factory=list)
+    is_last: bool = False
 
 
 class Source(Protocol):
@@ -64,10 +65,9 @@ class Worker:
 
     Arguments:
         settings, run, producer, rank: as in `Recorder`.
-        sources: harvested in this order; the list may grow.
+        sources: harvested in this order; the list may grow, and what has given its last harvest is removed from it.
         describe: gives the data of the `run` event, called on the thread.
         listeners: called with each fatal finding.
-        inherited: rows that lie in the sources at the start are another process's, and are passed over.
         clock: Unix time in seconds.
         http: transport of httpx in place of the network, for tests.
     """
@@ -79,15 +79,14 @@ class Worker:
         run: str,
         producer: str,
         rank: int,
-        sources: Sequence[Source],
+        sources: list[Source],
         describe: Callable[[], dict[str, Any]],
         listeners: Sequence[Callable[[Finding], object]] = (),
-        inherited: bool = False,
         clock: Callable[[], float] = time.time,
         http: httpx.BaseTransport | None = None,
     ) -> None:
         self._settings, self._sources, self._describe = settings, sources, describe
-        self._inherited, self._clock = inherited, clock
+        self._clock = clock
         self._run, self._producer, self._rank = run, producer, rank
         self._events: deque[Event] = deque()
         self._refused_events = 0
@@ -144,8 +143,6 @@ class Worker:
             self._close()
 
     def _open(self) -> None:
-        if self._inherited:
-            self._harvest(final=False)
         try:
             self._spool = SpoolWriter(
                 self._settings.dir, self._run, self._producer, max_bytes=self._settings.spool_max_bytes
@@ -171,9 +168,11 @@ class Worker:
 
     def _harvest(self, final: bool) -> list[Harvest]:
         harvests = []
-        for source in self._sources:
+        for source in list(self._sources):
             with guard("recorder.harvest", self._fault):
                 harvests.append(source.harvest(final))
+                if harvests[-1].is_last:
+                    self._sources.remove(source)
                 self._joblog.count(harvests[-1].attempts)
         return harvests
 

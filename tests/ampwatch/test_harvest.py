@@ -191,3 +191,14 @@ def test_a_closed_harvester_lets_its_ring_go_once_it_is_empty(harvester, ring):
     harvester.close()
     assert harvester.harvest(final=False).attempts["attempt"].tolist() == [0]
     assert harvester._ring is None
+
+
+def test_the_last_harvest_says_so(harvester, ring):
+    ring.send(attempt(0, is_open=True), numbers(row()))
+    assert not harvester.harvest(final=False).is_last
+    ring.send(attempt(1), numbers(row()), arrives=False)
+    harvester.close()
+    assert not harvester.harvest(final=False).is_last
+    ring.arrived = 1
+    last = harvester.harvest(final=False)
+    assert (last.attempts["attempt"].tolist(), last.is_last) == ([0, 1], True)

@@ -1,3 +1,4 @@
+import gc
 import gzip
 import logging
 import os
@@ -9,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+import ampwatch
 from ampwatch import recorder, records, spool
 from ampwatch.recorder import Harvest, Recorder
 from ampwatch.records import Event
@@ -196,6 +198,30 @@ def test_a_source_that_fails_stops_nothing_else(make, tmp_path, monkeypatch):
     assert len(spooled(tmp_path, "attempts")) == 1
 
 
+def test_a_source_is_let_go_after_its_last_harvest(make, tmp_path):
+    closed, other = Rows(Harvest(rows()), Harvest(rows(3), is_last=True), Harvest(rows(6))), Rows()
+    recorder = make()
+    recorder.attach(closed)
+    recorder.attach(other)
+    recorder.event("scaler")
+    other.wait(4)
+    recorder.finish()
+    assert recorder._sources == [other]
+    assert [batch.table()["attempt"][0] for batch in spooled(tmp_path, "attempts")] == [0, 3]
+
+
+def test_scalers_that_are_gone_leave_nothing_to_harvest(make):
+    source, recorder = Rows(), make()
+    for _ in range(3):
+        ampwatch.GradScaler("cpu", recorder=recorder)
+    recorder.attach(source)
+    recorder.event("scaler")
+    gc.collect()
+    source.asked = threading.Semaphore(0)
+    source.wait(2)
+    assert recorder._sources == [source]
+
+
 def test_a_folder_that_cannot_be_written_gives_one_warning(make, tmp_path, caplog):
     (tmp_path / "file").touch()
     recorder = make(dir=tmp_path / "file")
@@ -345,9 +371,10 @@ def test_a_forked_child_that_records_is_another_producer(make, tmp_path):
     parent.attach(Rows(Harvest(rows())))
     parent.event("scaler")
     if (child := os.fork()) == 0:
+        is_empty = parent._sources == []  # their locks may be held by threads that are not here
         parent.event("stream")
         parent.finish()
-        os._exit(0)
+        os._exit(0 if is_empty else 1)
     assert os.waitpid(child, 0)[1] == 0
     parent.finish()
     producers = {batch.producer for batch in spool.read(tmp_path / "runs")}
