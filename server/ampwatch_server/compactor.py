@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Set
 from contextlib import suppress
@@ -62,6 +63,7 @@ class Compactor:
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
         self._runs: set[str] = set()
+        self._swept = time.monotonic()
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-compactor", daemon=True)
@@ -105,10 +107,10 @@ class Compactor:
     def _work(self) -> None:
         while not self._stop.is_set():
             announced = self._next()
-            for run in sorted(announced or self._orphans()):
+            for run in sorted(announced | self._sweep()):
                 if self._stop.is_set():
                     break
-                self._guarded(run, idle=not announced)
+                self._guarded(run, idle=run not in announced)
             self._stop.wait(PAUSE_S)
         with suppress(Unavailable):  # the leases run out by themselves
             self._database.write(self._release)
@@ -116,11 +118,16 @@ class Compactor:
     def _next(self) -> set[str]:
         with self._news:
             if not self._runs and not self._stop.is_set():
-                self._news.wait(SWEEP_S)
+                self._news.wait(max(0.0, self._swept + SWEEP_S - time.monotonic()))
             runs, self._runs = self._runs, set()
             return runs
 
-    def _orphans(self) -> set[str]:
+    def _sweep(self) -> set[str]:
+        """Runs for which something waits, once each `SWEEP_S`, however much is announced meanwhile."""
+        now = time.monotonic()
+        if now < self._swept + SWEEP_S:
+            return set()
+        self._swept = now
         try:
             with self._database.read() as connection:
                 return set(connection.scalars(sa.select(t.inbox.c.run).distinct()))
