@@ -67,7 +67,10 @@ class Auth:
     def admit(
         self, value: str, kind: str, name: str, scopes: Iterable[Scope], lifetime_s: float | None = None
     ) -> None:
-        """Let a value be a token, session or link; nothing where it is one already."""
+        """Let a value be a token, session or link; nothing where it is one already.
+
+        Sessions and links that have expired are deleted by the way: browsers come and go, and every miss reads all.
+        """
         now = self._settings.clock()
         row = {
             "kind": kind,
@@ -77,7 +80,13 @@ class Auth:
             "created": now,
             "expires": None if lifetime_s is None else now + lifetime_s,
         }
-        self._database.write(lambda c: c.execute(upsert(c, t.tokens).values(row).on_conflict_do_nothing()))
+
+        def job(connection: Connection) -> None:
+            ended = sa.and_(t.tokens.c.kind.in_(("session", "link")), t.tokens.c.expires < now)
+            connection.execute(t.tokens.delete().where(ended))
+            connection.execute(upsert(connection, t.tokens).values(row).on_conflict_do_nothing())
+
+        self._database.write(job)
         self._forget()
 
     def find(self, value: str, kind: str) -> Grant | None:
@@ -90,7 +99,6 @@ class Auth:
 
     def redeem(self, code: str) -> str | None:
         """A session for a one-time link's code, which is spent by it; None where there is no such link."""
-        self._forget()  # another server may have printed the link a moment ago
         link = self.find(code, "link")
         if link is None or not self._database.write(lambda c: self._spend(c, link)):
             return None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -62,6 +63,27 @@ def test_links_and_sessions_end(service: Service, clock: list[float]) -> None:
     assert service.auth.find(session, "session") is not None
     clock[0] += SESSION_S
     assert service.auth.find(session, "session") is None
+
+
+def test_guesses_do_not_each_ask_the_database(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter(i / 100 for i in range(1000))
+    monkeypatch.setattr("ampwatch_server.auth.time", SimpleNamespace(monotonic=lambda: next(moments)))
+    reads: list[None] = []
+    read = service.database.read
+    monkeypatch.setattr(service.database, "read", lambda: reads.append(None) or read())
+    assert [service.auth.redeem(f"guess {i}") for i in range(100)] == [None] * 100
+    assert len(reads) == 4  # 200 looks, 10 ms apart; what was read is believed for 500 ms
+
+
+def test_what_has_expired_goes_when_the_next_is_admitted(service: Service, clock: list[float]) -> None:
+    for kind in ("link", "session", "token"):
+        service.auth.issue(kind, f"old {kind}", ["read"], 10.0)
+    service.auth.issue("session", "lives", ["read"], 20.0)
+    clock[0] += 11
+    service.auth.issue("link", "new", ["read"], 10.0)
+    with service.database.read() as connection:
+        names = connection.exec_driver_sql("SELECT name FROM tokens ORDER BY id").scalars().all()
+    assert names == ["old token", "lives", "new"]
 
 
 def test_a_link_is_no_token(service: Service) -> None:
