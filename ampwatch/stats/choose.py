@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ampwatch.errors import SettingsError
 from ampwatch.notices import warn
@@ -17,6 +17,8 @@ AUTO: Final = "auto"
 REFERENCE: Final = "reference"
 IMPLEMENTATIONS: Final = (REFERENCE, "cpu", "triton")
 
+Unscale: TypeAlias = "Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]"
+
 _log = logging.getLogger("ampwatch")
 
 
@@ -25,13 +27,13 @@ class Statistics(NamedTuple):
 
     `name` is what the run's header says. `compute` is `stats.reference.statistics_of` or its equal: gradients of one
     device → (n, WIDTH) float64 there, without a synchronisation. `unscale(grads, found_inf, inv_scale)` answers the
-    same, and besides does in place, bit for bit, what torch._amp_foreach_non_finite_check_and_unscale_ does; it raises
-    before it changes anything. None where there is no such pass.
+    same, and besides does in place, bit for bit, what torch._amp_foreach_non_finite_check_and_unscale_ does; what it
+    raises once it may have changed something is a `Touched`. None where there is no such pass.
     """
 
     name: str
     compute: Callable[[Sequence[Tensor]], Tensor]
-    unscale: Callable[[Sequence[Tensor], Tensor, Tensor], Tensor] | None = None
+    unscale: Unscale | None = None
 
 
 def check(name: str) -> None:

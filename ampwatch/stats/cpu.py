@@ -31,6 +31,7 @@ from torch import Tensor
 
 from . import reference
 from .layout import SCALARS, WIDTH
+from .touched import touching
 
 LIBRARY: Final = Path(__file__).with_name("_cpu.so")
 
@@ -106,8 +107,8 @@ def unscale_with_statistics_(
         inv_scale: (1,) float32, by which they are multiplied.
         instructions: one of `INSTRUCTIONS` up to the best of this processor, which None stands for.
     Returns: (n, WIDTH) float64 on the CPU, as `reference.statistics_of` before the call.
-    Errors: those of torch's op, which stops at the first gradient that it refuses; those of the reference, before
-        anything is changed.
+    Errors: those of the reference, before anything is changed; those of torch's op where it has to take the whole
+        list; `Touched` for any after the first write, as where that op refuses a gradient between those of the library.
     Synchronisation: none.
     """
     return _pass_over(grads, (found_inf, inv_scale), instructions)
@@ -220,14 +221,15 @@ def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | N
     rows = torch.empty(len(grads), WIDTH, dtype=torch.float64, device="cpu")  # whatever the default is
     others = [i for i, mine in enumerate(ours) if not mine]
     rows[others] = reference.statistics_of([grads[i] for i in others])
-    for _, run in groupby(range(len(grads)), ours.__getitem__):
-        places = list(run)
-        some = [grads[i] for i in places]
-        described = _Described.of(some)
-        if described:
-            rows[places] = _by_library(some, described, factors, code)
-        else:
-            _unscale_(some, factors)
+    with touching(factors is not None):
+        for _, run in groupby(range(len(grads)), ours.__getitem__):
+            places = list(run)
+            some = [grads[i] for i in places]
+            described = _Described.of(some)
+            if described:
+                rows[places] = _by_library(some, described, factors, code)
+            else:
+                _unscale_(some, factors)
     return rows
 
 
@@ -241,7 +243,8 @@ def _by_library(grads: Sequence[Tensor], described: _Described, factors: Factors
     if not done:
         return _by_torch(grads, factors)
     if factors is not None and min(described.formats, default=FLOAT32) < FLOAT32:
-        _choose_nan(grads, rows, factors[1].item())
+        with touching():
+            _choose_nan(grads, rows, factors[1].item())
     return rows
 
 

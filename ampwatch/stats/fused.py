@@ -7,8 +7,9 @@ replaces `torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv
 `found_inf` and version counters are the same bit for bit, and answers what `reference.statistics_of(grads)` would
 have said before. What the kernel cannot take (`handles`) goes through torch's op and the reference.
 
-Nothing synchronises. Not to be called while a stream is captured. Where something fails, it fails before a gradient is
-touched: the first call for a dtype makes the same pass over one element of its own, compiling what there is to compile.
+Nothing synchronises. Not to be called while a stream is captured. What can fail is done before a gradient is touched:
+the first call for a dtype makes the same pass over one element of its own, compiling what there is to compile. What
+fails later nevertheless is a `Touched`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 from . import reference
 from .layout import WIDTH
 from .tables import Table, host_of
+from .touched import touching
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OLDEST_TRITON: Final = (3, 6)
@@ -95,7 +97,8 @@ def unscale_with_statistics_(grads: Sequence[Tensor], found_inf: Tensor, inv_sca
         inv_scale: one float32 there, by which they are multiplied. With 1 (fused optimizers) float32 and float64
             gradients are not written to.
     Returns: (n, WIDTH) float64 there, as `reference.statistics_of` before the call.
-    Errors: those of torch's op, for gradients that it refuses; those of Triton, before anything is changed.
+    Errors: those of torch's op, for gradients that it refuses; those of Triton, before anything is changed;
+        `Touched` for any of a later time.
     Synchronisation: none.
     """
     return _pass_over(grads, (found_inf, inv_scale))
@@ -111,12 +114,15 @@ def _pass_over(grads: Sequence[Tensor], factors: Factors | None) -> Tensor:
             _rehearse(device, dtype, factors is not None)
         out = torch.empty(len(grads), WIDTH, dtype=torch.float64, device=device)
         launches = [_prepare(grads, places, out, factors) for places in ours.values()]
-        if others:
-            rows = _by_torch([grads[i] for i in others], factors)
-            for i, row in zip(others, rows, strict=True):
+        rest = [grads[i] for i in others]
+        if rest:
+            for i, row in zip(others, reference.statistics_of(rest), strict=True):
                 out[i].copy_(row)
-        for launch in launches:
-            launch()
+        with touching(factors is not None):
+            if rest:
+                _unscale_(rest, factors)
+            for launch in launches:
+                launch()
     return out
 
 
@@ -144,9 +150,13 @@ def _alike(grads: Sequence[Tensor]) -> bool:
 
 def _by_torch(grads: list[Tensor], factors: Factors | None) -> Tensor:
     rows = reference.statistics_of(grads)
+    _unscale_(grads, factors)
+    return rows
+
+
+def _unscale_(grads: list[Tensor], factors: Factors | None) -> None:
     if factors is not None:
         torch._amp_foreach_non_finite_check_and_unscale_(grads, *factors)
-    return rows
 
 
 def _prepare(grads: Sequence[Tensor], places: Places, out: Tensor, factors: Factors | None) -> Launch:

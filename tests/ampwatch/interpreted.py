@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -48,6 +49,27 @@ def unscale(grads: list[Tensor], inverse: float) -> tuple[Tensor, list[Tensor], 
     rows = fused.unscale_with_statistics_(grads, found_inf, torch.tensor([inverse]))
     assert [grad._version for grad in grads] == [version + 1 for version in versions]
     return rows, grads, found_inf.item()
+
+
+def fail_late(grads: list[Tensor], inverse: float) -> tuple[str, list[Tensor]]:
+    """Unscaling whose last launch fails: the error, and what it leaves of the gradients."""
+    prepare, remaining = fused._prepare, len({grad.dtype for grad in grads})
+
+    def last_fails(*given: Any) -> fused.Launch:
+        nonlocal remaining
+        remaining -= 1
+        return prepare(*given) if remaining else _fail
+
+    with mock.patch.object(fused, "_rehearse"), mock.patch.object(fused, "_prepare", last_fails):
+        try:
+            fused.unscale_with_statistics_(grads, torch.zeros(1), torch.tensor([inverse]))
+        except Exception as error:  # noqa: BLE001 - which one it is, is what is asked
+            return repr(error), grads
+    raise AssertionError("it has not failed")
+
+
+def _fail() -> None:
+    raise ZeroDivisionError("late")
 
 
 def statistics(grads: list[Tensor]) -> tuple[Tensor, list[bool]]:

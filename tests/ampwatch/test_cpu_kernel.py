@@ -18,6 +18,7 @@ from torch import Tensor
 import ampwatch
 from ampwatch.stats import cpu, reference
 from ampwatch.stats.layout import HIST_BINS, SCALARS, WIDTH
+from ampwatch.stats.touched import Touched
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the kernel was not built: no C compiler")
@@ -275,6 +276,8 @@ def test_what_is_not_handled_fares_as_by_torch(other):
             outcomes.append(found.item())
         except (RuntimeError, NotImplementedError) as error:
             outcomes.append((type(error), str(error)))
+        except Touched as touched:
+            outcomes.append((type(touched.__cause__), str(touched.__cause__)))
     assert outcomes[0] == outcomes[1]
     assert [torch.equal(a, b) for a, b in zip(ours[::2], theirs[::2], strict=True)] == [True, True]
 
@@ -300,6 +303,17 @@ def test_memory_that_is_listed_twice_is_unscaled_twice():
     rows = cpu.unscale_with_statistics_([grad, grad[1:]], torch.zeros(1), torch.tensor([0.5]))
     assert rows[:, MAX_ABS].tolist() == [8, 8]
     assert grad[:2].tolist() == [4, 2]
+
+
+def test_an_error_after_the_library_has_written_says_so(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cpu, "_choose_nan", broken)
+    grad = torch.full((3,), 8.0, dtype=torch.float16)
+    with pytest.raises(Touched) as caught:
+        cpu.unscale_with_statistics_([grad], torch.zeros(1), torch.tensor([0.5]))
+    assert (type(caught.value.__cause__), grad.tolist()) == (ZeroDivisionError, [4.0] * 3)
 
 
 def test_found_inf_is_set_and_never_cleared():

@@ -133,6 +133,12 @@ def test_what_is_dense_is_taken_in_any_order_and_the_rest_left_to_torch(interpre
     check(rows, grads)
 
 
+def test_a_launch_that_fails_after_others_says_that_gradients_are_written(interpreted):
+    grads = [torch.full((3,), 8.0), torch.full((6,), 8.0)[::2], torch.full((3,), 8.0, dtype=torch.float64)]
+    error, grads = interpreted("fail_late", grads, 0.5)
+    assert (error, [grad[0].item() for grad in grads]) == ("Touched(ZeroDivisionError('late'))", [4, 4, 8])
+
+
 def test_several_dtypes_keep_their_places(interpreted):
     grads = [torch.full((i + 1,), 2.0**i, dtype=DTYPES[i % 4]) for i in range(9)]
     check(interpreted("statistics", grads)[0], grads)

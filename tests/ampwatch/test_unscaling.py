@@ -16,6 +16,7 @@ from ampwatch.guard import failures
 from ampwatch.stats import cpu
 from ampwatch.stats.choose import Statistics, choose
 from ampwatch.stats.reference import statistics_of
+from ampwatch.stats.touched import Touched
 
 from .recorded import MemoryRecorder
 from .recorded import scaler as watched
@@ -221,6 +222,71 @@ def test_a_kernel_that_cannot_even_read_is_given_up(monkeypatch):
     list(train(scaler, sgd, [parameters(3, 5)]))
     assert (recorder.column("numel"), recorder.description["statistics"]) == ([8] * 5, "reference")
     assert failures.pop("stats.broken") == 1
+
+
+def half_done(error):
+    """A kernel that fails once it has unscaled the first half of its list."""
+
+    def unscale(grads, found_inf, inv_scale):
+        internals.unscale_(grads[: len(grads) // 2], found_inf, inv_scale)
+        raise Touched(error)
+
+    return unscale
+
+
+def optimizer_with_gradients(*values):
+    params = parameters(*[2] * len(values))
+    for p, value in zip(params, values, strict=True):
+        p.grad = torch.full((2,), value)
+    return torch.optim.SGD(params, lr=1.0), params
+
+
+def test_a_kernel_that_fails_half_way_costs_a_step(inject, monkeypatch, caplog):
+    """The weights stand, the scale backs off, and what was divided is not divided again."""
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    inject(half_done(ZeroDivisionError("late")))
+    recorder, (optimizer, params) = MemoryRecorder(), optimizer_with_gradients(8.0, 8.0)
+    scaler = watched(recorder, init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scaler.update()
+    assert [p.tolist() for p in params] == [[1.0, 1.0]] * 2
+    assert ([p.grad[0].item() for p in params], scaler.get_scale()) == ([2.0, 8.0], 2.0)
+    assert (recorder.column("found_inf"), recorder.column("skipped")) == ([1], [1])
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "ampwatch: stats.counted failed: Touched(ZeroDivisionError('late')). Training goes on, this step is skipped, "
+        "then statistics are taken by the reference."
+    ]
+    assert (failures.pop("stats.counted"), recorder.description["statistics"]) == (1, "reference")
+
+
+def test_after_a_kernel_failed_half_way_training_is_that_after_a_skip(inject, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    inject(half_done(ZeroDivisionError("late")))
+
+    def final(scaler, first):
+        optimizer, params = optimizer_with_gradients(first, 8.0)
+        for _ in range(3):
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+            for p in params:
+                p.grad = torch.full((2,), 8.0)
+        return bits(params), scaler.state_dict()
+
+    skipped = final(torch.amp.GradScaler("cpu", init_scale=4.0), math.inf)
+    assert final(watched(MemoryRecorder(), init_scale=4.0), 8.0) == skipped
+    assert failures.pop("stats.counted") == 1
+
+
+def test_in_strict_mode_a_failure_half_way_is_raised(inject):
+    inject(half_done(ZeroDivisionError("late")))
+    optimizer, params = optimizer_with_gradients(8.0, 8.0)
+    scaler = watched(MemoryRecorder(), init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    with pytest.raises(Touched):
+        scaler.unscale_(optimizer)
+    assert [p.grad[0].item() for p in params] == [2.0, 8.0]
 
 
 def test_an_error_of_torchs_op_passes_and_leaves_no_half_of_a_record(inject, monkeypatch):
