@@ -114,7 +114,12 @@ def test_a_server_that_is_none_or_does_not_know_the_token(scheme, status, said, 
         ("http://no-such-host.invalid:8642", "whoever listens could read the token"),
         ("no address", "is not an address such as https://ampwatch.example.org"),
     ],
-    ids=["nobody listens", "no such host", "plain http", "no address"],  # the port differs from process to process
+    ids=[
+        "nobody listens",
+        "no such host",
+        "plain http",
+        "no address",
+    ],  # the port differs from process to process
 )
 def test_a_server_that_cannot_be_reached(server, said, folder, caplog):
     got = trained(watched(folder, server=server))
