@@ -1,4 +1,4 @@
-"""The ten lines: a float16 training loop on the CPU, watched. Records go to ./ampwatch_runs."""
+"""The quick start: a float16 training loop on the CPU, watched. Records go to ./ampwatch_runs."""
 
 import torch
 
