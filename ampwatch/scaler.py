@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,10 +19,10 @@ from torch.optim import Optimizer
 
 from . import internals
 from .guard import guard
+from .opening import given_of, source_of
 from .recorder import current
 from .registry import Sink
 from .settings import Settings
-from .stats.choose import check
 from .unwatched import UNWATCHED, Unwatched
 from .watching import Watch
 
@@ -147,8 +146,8 @@ class GradScaler(_Watched):
         recorder: Sink | None = None,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        given = _given(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        _attach(self, model, _source(settings, given, on_finding, recorder), asked=enabled)
+        given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
+        _attach(self, model, source_of(settings, given, on_finding, recorder), asked=enabled)
 
 
 def watch(
@@ -177,8 +176,8 @@ def watch(
     Synchronisation: none.
     """
     if not isinstance(scaler, _Watched):
-        given = _given(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        watching = _attach(scaler, model, _source(settings, given, on_finding, recorder))
+        given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
+        watching = _attach(scaler, model, source_of(settings, given, on_finding, recorder))
         if watching is not UNWATCHED:
             scaler.__class__ = _watched_class(type(scaler))
     return scaler
@@ -203,24 +202,6 @@ def _watched_class(first: type[AnyScaler]) -> type[AnyScaler]:
 def _torch_class(cls: type[torch.amp.GradScaler]) -> type[torch.amp.GradScaler]:
     """The class without what ampwatch has mixed in."""
     return next(b for b in cls.__mro__ if issubclass(b, torch.amp.GradScaler) and not issubclass(b, _Watched))
-
-
-def _given(**given: Any) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value not in (None, ())}
-
-
-def _source(
-    settings: Settings | None,
-    given: Mapping[str, Any],
-    on_finding: Callable[[Finding], object] | None,
-    sink: Sink | None,
-) -> Callable[[], Sink]:
-    """Where the recorder comes from. SettingsError is raised here, before anything is opened."""
-    if sink is not None:
-        return lambda: sink
-    loaded = replace(settings, **given) if settings is not None else Settings.load(**given)
-    check(loaded.statistics)
-    return lambda: current(loaded, on_finding=on_finding)
 
 
 def _attach(

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from . import internals
 from .gradients import GradientList, Gradients
 from .guard import guard
-from .harvest import Harvester, Label, Seen
-from .hooks import Observation, is_plain
+from .harvest import Harvester
+from .hooks import is_plain
 from .inspection import Inspection
 from .internals import Factors, Replicas, Scaler, UnscaleGrads
 from .losses import Losses
@@ -32,7 +32,8 @@ from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .protocol import Call, CallFault, Protocol
 from .registry import Name, Sink, dtype_name, first_lr, names_of, registry_of
-from .ring import Memory, Ring
+from .ring import Memory
+from .sending import Sender
 from .stats.choose import choose
 from .tripwires import Tripwires
 from .unscaling import Pass
@@ -40,7 +41,6 @@ from .unwatched import Around, Span, Unwatched
 
 FIRST: Final = 8  # parameters by which it is known whether weights change
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
-_OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
 
 @dataclass
@@ -89,20 +89,19 @@ class Watch(Unwatched):
     ) -> None:
         self.recorder, self.model = recorder, model
         self.producer = recorder.producer
-        self._clock, self._memory, self._asked = clock, memory, asked
+        self._clock, self._asked = clock, asked
         self._pass = Pass(choose(recorder.settings.statistics, device), recorder)
         self._registry = registry_of(recorder)
-        self._harvester = Harvester(tensor_every=recorder.settings.tensor_every)
-        recorder.attach(self._harvester)
+        self._sender = Sender(recorder, self._registry, clock=clock, memory=memory)
+        self._harvester = self._sender.harvester
         self._protocol = Protocol()
         self._probes = Probes(model, self._registry.tensor)
         self._tripwires = Tripwires(self)
-        self._inspection = Inspection(self._event, self._names_of_model)
-        self._ring: Ring[Label] | None = None
+        self._inspection = Inspection(self._sender.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
         self._dtypes: set[torch.dtype] = set()
-        self._scaler = self._stream = -1  # indices, once there are any
+        self._scaler = -1  # index, once there is one
         self._stepping: int | None = None
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._begin_window()
@@ -219,13 +218,13 @@ class Watch(Unwatched):
         """A disabled scaler does nothing after this: say so, and which autocast it stands beside."""
         self._introduce(scaler)
         if losses:
-            self._send_seen(self._probes.collect(), losses[0].device, -1)
+            self._sender.seen(self._probes.collect(), losses[0].device, -1)
             self._harvester.advance()
 
     def _note_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in self._dtypes:
             self._dtypes.add(dtype)
-            self._event("loss_dtype", dtype=dtype_name(dtype))
+            self._sender.event("loss_dtype", dtype=dtype_name(dtype))
 
     def _announce_unscale(self, scaler: Scaler, optimizer: Optimizer) -> Call:
         return self._protocol.unscale(self._seen(scaler, optimizer))
@@ -311,12 +310,10 @@ class Watch(Unwatched):
         attempt = self._attempt(scaler, noted)
         device = internals.scale_of(scaler).device
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
-        self._send_seen(self._probes.collect(attempt.stream), device, attempt.attempt)
-        if not self._ring_on(device).send(self._numbers_of(scaler, noted), attempt):
-            self._outrun("attempts", attempt.attempt)
-        self._harvester.advance()
+        self._sender.seen(self._probes.collect(attempt.stream), device, attempt.attempt)
+        self._sender.attempt(attempt, self._numbers_of(scaler, noted), device)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
-        self._send_seen(seen, device, attempt.attempt)
+        self._sender.seen(seen, device, attempt.attempt)
 
     def _numbers_of(self, scaler: Scaler, noted: _Update) -> list[Tensor]:
         """In the order of `Attempt`."""
@@ -337,11 +334,12 @@ class Watch(Unwatched):
         number = self.recorder.next_attempt()
         self._registry.coming_attempt = number + 1
         found = list(noted.found_inf)
-        if found or self._stream < 0:  # a manual update between two attempts belongs to the stream before it
-            self._stream = self._registry.stream(self._introduce(scaler), found)
+        # A manual update between two attempts belongs to the stream before it.
+        if found or self._sender.stream < 0:
+            self._sender.stream = self._registry.stream(self._introduce(scaler), found)
         return Attempt(
             attempt=number,
-            stream=self._stream,
+            stream=self._sender.stream,
             scaler=self._scaler,
             time=self._clock(),
             order=noted.order,
@@ -357,23 +355,6 @@ class Watch(Unwatched):
             logged=self.recorder.logbook.end(),
         )
 
-    def _send_seen(self, observations: Iterable[Observation], device: torch.device, attempt: int) -> None:
-        for seen in observations:
-            label = Seen(seen.type, seen.decode, attempt, self._stream, self._clock())
-            if not self._ring_on(device).send([seen.values], label):
-                self._outrun("events", attempt)
-
-    def _outrun(self, kind: str, attempt: int) -> None:
-        """The ring is full: say what was lost."""
-        where = {"first_attempt": attempt, "last_attempt": attempt, "count": 1}
-        self._event("dropped", kind=kind, **_OUTRUN, **where)
-
-    def _ring_on(self, device: torch.device) -> Ring[Label]:
-        if self._ring is None:
-            self._ring = Ring(device, memory=self._memory)
-            self._harvester.listen(self._ring)
-        return self._ring
-
     def _known_scale(self, scaler: Scaler) -> float:
         """The scale as far as the host knows it."""
         known = self._harvester.scale
@@ -382,14 +363,14 @@ class Watch(Unwatched):
     def _restored(self, state: dict[str, Any], before: float | None, raised: bool) -> None:
         if before is not None and not raised:
             self._harvester.scale = float(state["scale"])
-            self._event("restored", scale=before, scale_after=self._harvester.scale)
+            self._sender.event("restored", scale=before, scale_after=self._harvester.scale)
 
     def _introduce(self, scaler: Scaler, replaces: int | None = None) -> int:
         """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""
         if self._scaler < 0:
             self._scaler = self._registry.new_scaler()
             self.recorder.describe(device=internals.device_name(scaler), statistics=self._pass.name)
-            self._event(
+            self._sender.event(
                 "scaler",
                 scaler=self._scaler,
                 asked=self._asked,
@@ -406,17 +387,13 @@ class Watch(Unwatched):
 
     def _tell(self, faults: Iterable[CallFault]) -> None:
         for fault in faults:
-            self._event(
+            self._sender.event(
                 "call_fault",
                 fault=fault.fault,
                 optimizer=fault.optimizer,
                 order=fault.order,
                 raised=fault.raised,
             )
-
-    def _event(self, type: str, **data: Any) -> None:
-        attempt = self._registry.coming_attempt
-        self.recorder.event(type, attempt=attempt, step=self._harvester.step, stream=self._stream, **data)
 
 
 @torch.no_grad()
