@@ -111,8 +111,8 @@ def share_at(shape: npt.NDArray[np.int64], raise_log2: float) -> Reals:
 class _Shapes(NamedTuple):
     """The grid: log-probability of each visible bin given that an element is visible, and what lies below."""
 
-    log_visible: Reals  # (shapes, visible bins)
-    odds: Reals  # (shapes,) lost elements for each visible one
+    log_visible: npt.NDArray[np.float32]  # (visible bins, shapes)
+    odds: Reals  # (shapes,) lost elements for each visible one, ascending
     square: Reals  # (shapes,) mean of s² over the lost elements
     cumulative: Reals  # (shapes, fine grid)
 
@@ -137,8 +137,10 @@ def _shapes() -> _Shapes:
     visible = np.clip(np.diff(at_edges, axis=1), 1e-12, None)
     below = _FINE <= LIMIT_LOG2
     squares = (density[:, below] * 4.0 ** _FINE[below]).sum(axis=1) / np.clip(lost, 1e-12, None)
-    log_visible = np.log(visible / visible.sum(axis=1, keepdims=True))
-    return _Shapes(log_visible, lost / np.clip(1 - lost, 1e-12, None), squares, cumulative)
+    log_visible = np.log(visible / visible.sum(axis=1, keepdims=True)).astype(np.float32)
+    odds = lost / np.clip(1 - lost, 1e-12, None)
+    order = np.argsort(odds, kind="stable")
+    return _Shapes(np.ascontiguousarray(log_visible[order].T), odds[order], squares[order], cumulative[order])
 
 
 def _true_edges() -> Reals:
@@ -155,10 +157,11 @@ def _fit(counts: Reals, zeros: Reals) -> npt.NDArray[np.int64]:
     """Index of the likeliest shape of each row among those that lose no more than its zeros; -1 where none does."""
     shapes = _shapes()
     visible = counts[:, FIRST_BIN:]
-    likelihood = visible @ shapes.log_visible.T
-    likelihood[visible.sum(axis=1)[:, None] * shapes.odds > zeros[:, None]] = -np.inf
-    best = likelihood.argmax(axis=1)
-    return np.where(np.isfinite(likelihood[np.arange(len(best)), best]), best, -1)
+    seen = visible.sum(axis=1, keepdims=True)
+    likelihood = (visible / seen).astype(np.float32) @ shapes.log_visible  # of one element
+    admitted = np.searchsorted(shapes.odds, zeros / seen[:, 0], side="right")
+    best = [row[:end].argmax() if end else -1 for row, end in zip(likelihood, admitted, strict=True)]
+    return np.array(best, dtype=np.int64)
 
 
 def _norm_share(counts: Reals, lost: Reals, shape: npt.NDArray[np.int64]) -> Reals:
