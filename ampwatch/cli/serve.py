@@ -38,6 +38,9 @@ def serve(
     root_path: Annotated[
         str, typer.Option(metavar="PATH", help="Path prefix under which a proxy shows it, as /ampwatch.")
     ] = "",
+    alerts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON file of the webhooks that are told of findings.")
+    ] = None,
 ) -> None:
     """Show runs in the browser and take the records of training jobs. Ctrl-C stops it."""
     if directory is not None and not directory.is_dir():
@@ -45,6 +48,7 @@ def serve(
             f"{directory}: there is no such folder" + (", it is a file" if directory.exists() else "")
         )
     with needs("ampwatch serve", "server"):
+        from ampwatch_server.destinations import read_alerts
         from ampwatch_server.serve import serve as run_server
         from ampwatch_server.settings import default_database
     logging.basicConfig(format="ampwatch: %(asctime)s %(levelname)s: %(message)s")
@@ -57,6 +61,7 @@ def serve(
         ready=_teller(shown),
         allowed_hosts=allowed_host or (),
         root_path=root_path,
+        alerts=None if alerts is None else read_alerts(alerts),
     )
 
 

@@ -34,6 +34,10 @@ _CACHE_S: Final = 5.0  # a token that another server revoked is refused after so
 _MISS_S: Final = (
     0.5  # one that another server issued is known after so long; no guesser asks the database more often
 )
+_DAY_S: Final = 86400.0
+_USED_S: Final = 3600.0
+_USED_KEPT: Final = 4096
+_USE_KEPT_S: Final = 90 * _DAY_S
 
 Scope = str
 
@@ -48,6 +52,11 @@ class Grant(NamedTuple):
     scopes: frozenset[str]
     expires: float | None
 
+    @property
+    def who(self) -> str:
+        """How the audit calls it."""
+        return f"{self.kind} {self.name} {self.id}"
+
 
 class Auth:
     """Checks and issues tokens. Arguments: database, settings."""
@@ -57,6 +66,7 @@ class Auth:
         self._lock = threading.Lock()
         self._grants: list[Grant] = []
         self._read_at = float("-inf")
+        self._used: dict[tuple[int, str], float] = {}
 
     def issue(self, kind: str, name: str, scopes: Iterable[Scope], lifetime_s: float | None = None) -> str:
         """A new token, session or link of these scopes; its value, which is shown this once."""
@@ -87,7 +97,7 @@ class Auth:
             connection.execute(upsert(connection, t.tokens).values(row).on_conflict_do_nothing())
 
         self._database.write(job)
-        self._forget()
+        self.forget()
 
     def find(self, value: str, kind: str) -> Grant | None:
         """What a value stands for; None where it is none of this kind, or has expired. Constant in time."""
@@ -104,16 +114,38 @@ class Auth:
             return None
         return self.issue("session", "browser", SCOPES, SESSION_S)
 
-    def note(self, connection: Connection, grant: Grant, action: str, subject: str) -> None:
+    def note(self, connection: Connection, who: str, action: str, subject: str) -> None:
         """Write down who did what, in the transaction that does it."""
-        who = f"{grant.kind} {grant.name} {grant.id}"
         entry = {"time": self._settings.clock(), "who": who, "action": action, "subject": subject}
         connection.execute(t.audit.insert().values(entry))
+
+    def used(self, grant: Grant, address: str) -> None:
+        """Note that a token or session was used from an address: at most once an hour, and never waited for.
+
+        The audit gets a line for each address and day; after 90 days it is deleted.
+        """
+        now, key = self._settings.clock(), (grant.id, address)
+        with self._lock:
+            if abs(now - self._used.get(key, float("-inf"))) < _USED_S:
+                return
+            if len(self._used) >= _USED_KEPT:
+                self._used.clear()
+            self._used[key] = now
+        self._database.submit(lambda connection: self._note_use(connection, grant, address, now))
+
+    def _note_use(self, connection: Connection, grant: Grant, address: str, now: float) -> None:
+        mine = t.tokens.update().where(t.tokens.c.id == grant.id)
+        connection.execute(mine.values(last_used=now))
+        use = t.audit.c.action == "use"
+        connection.execute(t.audit.delete().where(use, t.audit.c.time < now - _USE_KEPT_S))
+        told = sa.select(t.audit.c.id).where(use, t.audit.c.who == grant.who, t.audit.c.subject == address)
+        if connection.execute(told.where(t.audit.c.time > now - _DAY_S).limit(1)).first() is None:
+            self.note(connection, grant.who, "use", address)
 
     def _spend(self, connection: Connection, link: Grant) -> bool:
         spent = connection.execute(t.tokens.delete().where(t.tokens.c.id == link.id)).rowcount == 1
         if spent:
-            self.note(connection, link, "open", "one-time link")
+            self.note(connection, link.who, "open", "one-time link")
         return spent
 
     def _known(self, at_most_s: float) -> list[Grant]:
@@ -132,7 +164,8 @@ class Auth:
                 for g in connection.execute(query)
             ]
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Read the tokens anew at the next question."""
         with self._lock:
             self._read_at = float("-inf")
 

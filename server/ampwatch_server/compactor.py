@@ -18,6 +18,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ampwatch.diagnosis.findings import Finding
 from ampwatch.records import Batch
 
 from . import tables as t
@@ -49,6 +50,7 @@ class Compactor:
         database, settings, tails.
         engine: makes a diagnosis.
         changed: called after each pass with the run, whose summary and findings may be new.
+        found: called with the findings of a run in the transaction that stores them.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Compactor:
         tails: TailReader,
         engine: Callable[[], Engine],
         changed: Callable[[str], None],
+        found: Callable[[Connection, str, list[Finding]], None],
     ) -> None:
         self._database, self._settings, self._tails, self._changed = database, settings, tails, changed
+        self._found = found
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
         self._runs: set[str] = set()
@@ -181,6 +185,7 @@ class Compactor:
                 note_failure(connection, lease.run)
             else:
                 replace_findings(connection, lease.run, *result)
+                self._found(connection, lease.run, result[0])
 
         self._database.write(job)
 

@@ -17,6 +17,8 @@ from ampwatch.errors import AmpwatchError, InvalidBatch, RunNotFound
 
 from .inbox import Conflict, Overloaded
 from .limits import TooLarge
+from .store.findings import FindingNotFound
+from .token_book import TokenNotFound
 from .writer import Unavailable
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ MEDIA_TYPE: Final = "application/problem+json"
 _STATUS: Final[dict[type[AmpwatchError], int]] = {
     InvalidBatch: 422,
     RunNotFound: 404,
+    FindingNotFound: 404,
+    TokenNotFound: 404,
     Conflict: 409,
     TooLarge: 413,
     Overloaded: 503,

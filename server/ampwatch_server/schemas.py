@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Real = Annotated[float | Literal["NaN", "Infinity", "-Infinity"] | None, Field(examples=[65536.0])]
 Word = Literal["healthy", "warning", "failing", "no data"]
 Severity = Literal["fatal", "error", "warning", "info"]
+Mark = Literal["acknowledged", "muted"]
 
 
 class Model(BaseModel):
@@ -79,6 +80,17 @@ class Finding(Model):
     stream: int
     module: str
     tensor: str
+    mark: Mark | None = Field(description="what a person made of it; its state is acknowledged then")
+    marked_by: str | None
+    marked_at: float | None = Field(description="Unix time, s")
+
+
+class FindingEdit(Model):
+    """What can be changed of a finding; null takes the mark away."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"mark": "acknowledged"}})
+
+    mark: Mark | None
 
 
 class Findings(Model):
@@ -271,3 +283,83 @@ class Figure(Model):
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
+
+
+class Alert(Model):
+    """A destination of alerts; its URL is not shown."""
+
+    name: str = Field(examples=["on call"])
+    shape: Literal["json", "slack"]
+    severity: Severity | None = Field(description="findings that are at least so severe are told")
+    kinds: list[str]
+    waiting: int
+    sent: int
+    not_sent: int = Field(description="given up, or of a finding that was marked first")
+    last_outcome: str | None = Field(examples=["answered 200"])
+
+
+class AlertPage(Model):
+    """The destinations that the server was started with."""
+
+    items: list[Alert]
+    next: str | None
+
+
+class AlertTest(Model):
+    """What became of a test alert."""
+
+    sent: bool
+    outcome: str = Field(examples=["answered 200"])
+
+
+class Token(Model):
+    """A token of a program; its value is not known any more."""
+
+    id: int
+    name: str = Field(examples=["cluster"])
+    scopes: list[Literal["read", "write", "admin"]]
+    created: float = Field(description="Unix time, s")
+    last_used: float | None = Field(description="Unix time, s, to about an hour")
+
+
+class TokenPage(Model):
+    """A page of tokens."""
+
+    items: list[Token]
+    next: str | None
+
+
+class TokenAsked(Model):
+    """A token to make."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"name": "cluster", "scopes": ["write"]}}
+    )
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"\S")
+    scopes: list[Literal["read", "write", "admin"]] = Field(min_length=1, max_length=3)
+
+
+class NewToken(Model):
+    """A token's value, which is shown this once."""
+
+    token: str
+    name: str
+    scopes: list[Literal["read", "write", "admin"]]
+
+
+class AuditEntry(Model):
+    """Who did what, and when."""
+
+    id: int
+    time: float = Field(description="Unix time, s")
+    who: str = Field(examples=["session browser 3"])
+    action: str = Field(examples=["delete"])
+    subject: str = Field(examples=["01JDQ5W3Z8R6J2N7V4K1T9M0XC"])
+
+
+class AuditPage(Model):
+    """A page of the audit, the newest first."""
+
+    items: list[AuditEntry]
+    next: str | None

@@ -22,6 +22,7 @@ from ampwatch.settings import token_path
 
 from .app import create_app
 from .auth import LINK_S, SCOPES, first_token
+from .destinations import AlertSettings
 from .diagnoser import Engine
 from .service import Service
 from .settings import Settings, default_database
@@ -53,6 +54,7 @@ def serve(
     *,
     allowed_hosts: Sequence[str] = (),
     root_path: str = "",
+    alerts: AlertSettings | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Blocks.
 
@@ -63,6 +65,7 @@ def serve(
         ready: called with the one-time link once the server answers, and with the next one when it has been opened.
         allowed_hosts: more names that requests may be addressed to, as that of a proxy.
         root_path: path prefix under which a proxy shows the server.
+        alerts: where findings are told.
     Errors: AmpwatchError where the port is in use, or the database cannot be opened.
     """
     if root_path and not root_path.startswith("/"):
@@ -75,6 +78,7 @@ def serve(
         root_path=root_path.rstrip("/"),
         allowed_hosts=tuple(allowed_hosts),
         token_file=token_path(),
+        alerts=alerts or AlertSettings(),
     )
     with _listening(settings) as listener:
         server = _Server(create_app(settings), settings, listener, ready or (lambda _link: None))

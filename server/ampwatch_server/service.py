@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from .alerts import Alerts
 from .auth import Auth
 from .compactor import Compactor
 from .db import Database
@@ -41,7 +42,10 @@ class Service:
         self.auth = Auth(self.database, settings)
         self.hub = Hub(self._changed_since)
         self.link_opened: Callable[[], None] = lambda: None  # whoever prints links shows the next one
-        self.compactor = Compactor(self.database, settings, self.tails, engine, self.hub.changed)
+        self.alerts = Alerts(self.database, settings)
+        self.compactor = Compactor(
+            self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note
+        )
         self.inbox = Inbox(self.database, settings, self.compactor.announce)
         self._follower = (
             None if settings.directory is None else Follower(settings.directory, self.inbox, self.database)
@@ -50,6 +54,7 @@ class Service:
     def start(self) -> None:
         """Start the threads."""
         self.compactor.start()
+        self.alerts.start()
         if self._follower is not None:
             self._follower.start()
 
@@ -58,6 +63,7 @@ class Service:
         if self._follower is not None:
             self._follower.stop()
         self.compactor.stop()
+        self.alerts.stop()
         self.database.close()
 
     def next_batch_s(self, run: str, first_seen: float, *, trouble: bool) -> float:

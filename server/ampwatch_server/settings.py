@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ampwatch.errors import SettingsError
+
+from .destinations import AlertSettings
 
 MEBIBYTE: Final = 1 << 20
 _DIALECTS: Final = {
@@ -39,6 +41,7 @@ class Settings:
         lease_s: how long a server may keep a run to itself without renewing.
         silent_s: silence after which a run without an end counts as crashed.
         stalled_s: time without an attempt, heartbeats going on, after which a run counts as stalled.
+        alerts: where findings are told.
         clock: Unix time in seconds.
     """
 
@@ -55,6 +58,7 @@ class Settings:
     lease_s: float = 15.0
     silent_s: float = 180.0
     stalled_s: float = 600.0
+    alerts: AlertSettings = field(default_factory=AlertSettings)
     clock: Callable[[], float] = time.time
 
     @property

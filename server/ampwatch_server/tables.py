@@ -161,6 +161,33 @@ findings = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
+finding_marks = Table(  # what a person said of a finding; stands however often the run is diagnosed anew
+    "finding_marks",
+    metadata,
+    _run_key(),
+    Column("key", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("mark", Text, nullable=False),  # acknowledged, muted
+    Column("who", Text, nullable=False),
+    Column("time", Float(53), nullable=False),
+)
+
+outbox = Table(  # alerts, each once for a finding and a destination, also where several servers diagnose
+    "outbox",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("run", Text, ForeignKey("runs.run", ondelete="CASCADE"), nullable=False),
+    Column("key", Text, nullable=False),  # of the finding
+    Column("destination", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # the finding as it was when the alert was raised
+    Column("created", Float(53), nullable=False),
+    Column("due", Float(53)),  # when it is tried next; null: done
+    Column("tries", Integer, nullable=False),
+    Column("outcome", Text, nullable=False),  # of the last try; never what the destination said
+    Index("outbox_once", "run", "key", "destination", unique=True),
+    Index("outbox_by_due", "due"),
+)
+
 tokens = Table(  # tokens of programs, sessions of browsers, and one-time links: only their hashes
     "tokens",
     metadata,
@@ -171,6 +198,7 @@ tokens = Table(  # tokens of programs, sessions of browsers, and one-time links:
     Column("scopes", Text, nullable=False),  # of "read write admin", separated by spaces
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53)),
+    Column("last_used", Float(53)),  # to about a minute
 )
 
 audit = Table(

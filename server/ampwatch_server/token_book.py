@@ -8,22 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from ampwatch.errors import AmpwatchError, SettingsError
 
 from . import tables as t
 from .auth import SCOPES, Auth
-from .db import Database
+from .db import Database, text
 from .settings import Settings, default_database
 
 
-class TokenBook:
-    """Issues, lists and revokes tokens in one database, whose URL it shows. A running server follows within seconds."""
+class TokenNotFound(AmpwatchError):
+    """There is no token with this id."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+
+class TokenBook:
+    """Issues, lists and revokes tokens in one database, whose URL it shows. A running server follows within seconds.
+
+    Arguments:
+        database, settings.
+        auth: of a server that runs on it; it follows at once.
+        who: whom the audit names.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, auth: Auth | None = None, who: str = "command line"
+    ) -> None:
         self.database = settings.url.render_as_string(hide_password=True)
-        self._database = database
-        self._auth = Auth(database, settings)
+        self._database, self._who = database, who
+        self._auth = auth or Auth(database, settings)
 
     def create(self, name: str, scopes: Iterable[str]) -> str:
         """A new token's value, which is shown this once. SettingsError for a scope that there is not, or no name."""
@@ -33,23 +46,38 @@ class TokenBook:
         for scope in wanted:
             if scope not in SCOPES:
                 raise SettingsError(f"scope: got {scope!r}, it must be one of {', '.join(SCOPES)}")
-        return self._auth.issue("token", name, wanted)
+        value = self._auth.issue("token", text(name.strip()), wanted)
+        self._database.write(lambda c: self._auth.note(c, self._who, "create", f"token {text(name.strip())}"))
+        return value
 
-    def list(self) -> list[dict[str, Any]]:
-        """Every token of a program: id, name, scopes (list) and the Unix time at which it was made."""
+    def list(self, after: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+        """Tokens of programs: id, name, scopes (list), the Unix times at which it was made and used last (or None).
+
+        Arguments:
+            after, limit: only those with a higher id, and so many.
+        """
         column = t.tokens.c
-        query = sa.select(column.id, column.name, column.scopes, column.created).order_by(column.id)
+        query = sa.select(column.id, column.name, column.scopes, column.created, column.last_used)
+        query = query.where(column.kind == "token", column.id > after).order_by(column.id).limit(limit)
         with self._database.read() as connection:
-            rows = connection.execute(query.where(column.kind == "token")).mappings().all()
+            rows = connection.execute(query).mappings().all()
         return [dict(row) | {"scopes": row["scopes"].split()} for row in rows]
 
     def revoke(self, token: int) -> str:
-        """Delete a token by its id; answer its name. AmpwatchError where there is none."""
+        """Delete a token by its id; answer its name. TokenNotFound."""
         mine = (t.tokens.c.id == token) & (t.tokens.c.kind == "token")
         gone = t.tokens.delete().where(mine).returning(t.tokens.c.name)
-        name: str | None = self._database.write(lambda c: c.execute(gone).scalar())
+
+        def job(connection: Connection) -> str | None:
+            name: str | None = connection.execute(gone).scalar()
+            if name is not None:
+                self._auth.note(connection, self._who, "revoke", f"token {name} {token}")
+            return name
+
+        name = self._database.write(job)
+        self._auth.forget()
         if name is None:
-            raise AmpwatchError(
+            raise TokenNotFound(
                 f"token {token}: there is none with this id; `ampwatch token list` shows them"
             )
         return name

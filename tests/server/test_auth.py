@@ -160,7 +160,7 @@ def test_an_unknown_program_is_told_what_to_send(server: Running, header: str) -
 
 def test_edits_and_deletions_are_written_down(service: Service) -> None:
     grant = service.auth.find(service.auth.issue("token", "ci", ["admin"]), "token")
-    service.database.write(lambda c: service.auth.note(c, grant, "delete", "r"))
+    service.database.write(lambda c: service.auth.note(c, grant.who, "delete", "r"))
     with service.database.read() as connection:
         rows = connection.exec_driver_sql("SELECT who, action, subject FROM audit").all()
     assert [tuple(row) for row in rows] == [("token ci 1", "delete", "r")]

@@ -15,7 +15,7 @@ from ampwatch_server.fold import fold
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
-from ampwatch_server.store.runs import findings_of
+from ampwatch_server.store.findings import findings_of
 
 
 def overflowing() -> list[Batch]:

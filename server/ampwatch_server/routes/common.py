@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -56,6 +56,7 @@ def require(scope: Scope) -> Callable[[Request, Service], Grant]:
         if grant is None:
             told = _UNKNOWN if _bearer(request) else _NOBODY
             raise Problem(401, told, headers={"WWW-Authenticate": "Bearer"})
+        service.auth.used(grant, request.client.host if request.client else "")
         if not grant.scopes & {scope, "admin"}:
             raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
         return grant
@@ -81,6 +82,7 @@ def run_id(run: str) -> str:
     return run
 
 
+Admin = Annotated[Grant, Depends(require("admin"))]
 RunId = Annotated[str, Depends(run_id)]
 Asked = Annotated[Range, Depends(asked)]
 Rank = Annotated[int | None, Query(ge=0, lt=2**31)]
@@ -89,9 +91,9 @@ Cursor = Annotated[str | None, Query(max_length=4096, description="`next` of the
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def answer(data: Any, status: int = 200) -> Response:
+def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Plain data as JSON, written once and not validated again."""
-    return Response(msgspec.json.encode(data), status, media_type="application/json")
+    return Response(msgspec.json.encode(data), status, headers, media_type="application/json")
 
 
 def split_names(names: str, allowed: Callable[[str], bool], told: str) -> list[str]:

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from ampwatch_dashboard import figures
 from ampwatch_server import schemas
-from ampwatch_server.store import runs, series, tensors
+from ampwatch_server.store import series, tensors
+from ampwatch_server.store.findings import findings_of
 from ampwatch_server.store.marks import list_marks
 from ampwatch_server.store.processes import begins_of
 
@@ -44,7 +45,7 @@ def timeline(
         marks = list_marks(
             connection, run, types=MARKED, first=asked.first, last=asked.last, rank=rank, most=MARKS
         )
-        found = runs.findings_of(connection, run)
+        found = findings_of(connection, run)
         begins = begins_of(connection, run)
     return answer(figures.timeline(columns, marks, found["findings"], theme, begins))
 

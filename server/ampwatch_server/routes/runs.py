@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from sqlalchemy.engine import Connection
 from starlette.responses import Response
 
 from ampwatch_server import schemas
-from ampwatch_server.auth import Grant
+from ampwatch_server.db import text
 from ampwatch_server.store import events as store_events
 from ampwatch_server.store import runs as store
+from ampwatch_server.store.findings import findings_of, mark_finding
 
-from .common import MAX_INTEGER, Cursor, Limit, Rank, RunId, ServiceOf, answer, problems, require
+from .common import MAX_INTEGER, Admin, Cursor, Limit, Rank, RunId, ServiceOf, answer, problems, require
 
 router = APIRouter(tags=["runs"], dependencies=[Depends(require("read"))])
 
 Order = Literal["-last_seen", "last_seen", "-started", "started", "name"]
 Status = Literal["live", "finished", "stalled", "crashed"]
-Admin = Annotated[Grant, Depends(require("admin"))]
 
 
 @router.get("/runs", response_model=schemas.RunPage, responses=problems())
@@ -63,7 +63,7 @@ def patch_run(run: RunId, changes: schemas.RunEdit, service: ServiceOf, grant: A
 
     def job(connection: Connection) -> dict[str, Any]:
         store.edit_run(connection, run, given)
-        service.auth.note(connection, grant, "edit", run)
+        service.auth.note(connection, grant.who, "edit", run)
         return store.get_run(connection, service.settings, run)
 
     return answer(service.database.write(job))
@@ -75,7 +75,7 @@ def delete_run(run: RunId, service: ServiceOf, grant: Admin) -> Response:
 
     def job(connection: Connection) -> None:
         store.delete_run(connection, run)
-        service.auth.note(connection, grant, "delete", run)
+        service.auth.note(connection, grant.who, "delete", run)
 
     service.database.write(job)
     return Response(status_code=204)
@@ -109,4 +109,26 @@ def list_events(
 def get_findings(run: RunId, service: ServiceOf) -> Response:
     """The verdict and the findings, the worst first."""
     with service.database.read() as connection:
-        return answer(store.findings_of(connection, run))
+        return answer(findings_of(connection, run))
+
+
+@router.patch("/runs/{run}/findings/{key}", response_model=schemas.Finding, responses=problems(404))
+def patch_finding(
+    run: RunId,
+    key: Annotated[str, Path(max_length=256)],
+    change: schemas.FindingEdit,
+    service: ServiceOf,
+    grant: Admin,
+) -> Response:
+    """Acknowledge a finding, mute it, or take the mark away. The mark stands when the run is diagnosed anew.
+
+    No alert is sent of a marked finding; a muted one silences those of its kind that follow in the run too.
+    """
+
+    def job(connection: Connection) -> dict[str, Any]:
+        now = service.settings.clock()
+        found = mark_finding(connection, run, text(key), change.mark, grant.who, now)
+        service.auth.note(connection, grant.who, change.mark or "unmark", f"{run} {found['key']}")
+        return found
+
+    return answer(service.database.write(job))

@@ -97,6 +97,7 @@ def edit_run(connection: Connection, run: str, changes: dict[str, Any]) -> None:
     exists = t.runs.update().where(t.runs.c.run == run).values(values or {"run": run})
     if connection.execute(exists).rowcount != 1:
         raise not_found(run)
+    touch(connection, run)
 
 
 def delete_run(connection: Connection, run: str) -> None:
@@ -121,16 +122,11 @@ def status_now(settings: Settings) -> sa.ColumnElement[str]:
     )
 
 
-def findings_of(connection: Connection, run: str) -> dict[str, Any]:
-    """Verdict and findings of a run, the worst first. RunNotFound."""
-    verdict = connection.execute(sa.select(t.run_state.c.verdict).where(t.run_state.c.run == run)).scalar()
-    if verdict is None:
-        raise not_found(run)
-    query = sa.select(t.findings.c.body).where(t.findings.c.run == run).order_by(t.findings.c.place)
-    return {
-        "verdict": jsonable(unpack(verdict) or NO_VERDICT),
-        "findings": [jsonable(unpack(body)) for body in connection.scalars(query)],
-    }
+def touch(connection: Connection, run: str) -> None:
+    """A person changed something of a run: whoever watches it is told, and what was cached of it is old."""
+    latest = sa.select(sa.func.max(t.run_state.c.changed)).scalar_subquery()
+    state = t.run_state.update().where(t.run_state.c.run == run)
+    connection.execute(state.values(revision=t.run_state.c.revision + 1, changed=latest))
 
 
 def changed_since(connection: Connection, settings: Settings, since: float) -> News:
