@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .checks import check
     from .diagnosis import diagnose
     from .diagnosis.findings import Finding
+    from .optimizer import watch_optimizer
     from .recorder import finish, log
     from .scaler import GradScaler, watch
     from .settings import Settings
@@ -32,6 +33,7 @@ _HOME = {
     "finish": ".recorder",
     "log": ".recorder",
     "watch": ".scaler",
+    "watch_optimizer": ".optimizer",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "finish",
     "log",
     "watch",
+    "watch_optimizer",
 ]
 
 

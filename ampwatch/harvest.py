@@ -214,6 +214,8 @@ class Harvester:
             self._step_offset = int(logged.pop("step")) - newest.taken
         step = newest.taken + self._step_offset
         row = newest.row | {"step": step} | {LOGGED_PREFIX + name: value for name, value in logged.items()}
+        if not newest.attempt.has_loss:
+            row["loss"] = logged.get("loss", MISSING)
         self._rows.put(row, newest.attempt.attempt)
         for type, data in newest.events:
             self._put(type, newest.attempt.time, newest.attempt.attempt, newest.attempt.stream, data, step)
@@ -287,8 +289,14 @@ class Harvester:
         self._taken += bool(set(attempt.stepped) - set(outcome.skipped))
         self.scale = outcome.scale_after
         self.origins.add_clean([i for i in attempt.found if i not in outcome.skipped])
-        is_finite = not attempt.has_loss or bool(np.isfinite(outcome.loss))
-        self.escalation.add(attempt.stream, loss_is_finite=is_finite)
+        self.escalation.add(attempt.stream, loss_is_finite=_looks_finite(attempt, outcome))
+
+
+def _looks_finite(attempt: Attempt, outcome: Outcome) -> bool:
+    """Whether the loss is finite; where it is not known, and no scale can have made them so, the gradients."""
+    if attempt.has_loss:
+        return bool(np.isfinite(outcome.loss))
+    return attempt.scaled or not outcome.n_nonfinite.any()
 
 
 def _attempt_table(rows: Sequence[dict[str, Any]]) -> Table | None:

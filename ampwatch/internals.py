@@ -154,10 +154,22 @@ def _whole(interval: float) -> int | None:
     return int(interval) if float(interval).is_integer() else None
 
 
+def describe_none(device: str) -> dict[str, Any]:
+    """Data of the `scaler` event where no scaler stands beside an optimizer of this device."""
+    numbers = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "replaces")
+    off = {"class": "", "policy": "none", "enabled": False, "asked": False, "device": device}
+    return off | dict.fromkeys(numbers)
+
+
 def device_name(scaler: Scaler) -> str:
+    """Name of the scaler's device, see `name_of`."""
+    return name_of(scaler._device)
+
+
+def name_of(device: str) -> str:
     """The GPU's name, or the type of the device where CUDA is not at work: asking would start it."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_device_name() if scaler._device == "cuda" and started else scaler._device
+    return torch.cuda.get_device_name() if device == "cuda" and started else device
 
 
 def is_traced() -> bool:

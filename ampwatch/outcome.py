@@ -50,6 +50,7 @@ class Attempt:
     residues: list[int] = field(default_factory=list)
     micro_batches: int = -1
     lr: float | None = None
+    scaled: bool = True  # by a scaler, which skips what is not finite
     logged: Entry = field(default_factory=Entry)
 
 
@@ -120,11 +121,14 @@ def totals_of(outcome: Outcome, is_float16: npt.NDArray[np.bool_]) -> dict[str, 
 
 
 def applied_nonfinite(attempt: Attempt, outcome: Outcome) -> bool:
-    """Whether unscaling made a finite gradient inf or NaN, in an optimizer that then stepped.
+    """Whether an optimizer stepped by a gradient that is inf or NaN: with a scaler one that unscaling made so.
 
     Exact without a second look at the gradients: torch multiplies by float32(1 / S), which is inf for
-    S <= 2^-128, and a product is finite for all elements if it is for the largest.
+    S <= 2^-128, and a product is finite for all elements if it is for the largest. Without a scaler nothing is
+    unscaled, and nothing skipped.
     """
+    if not attempt.scaled:
+        return bool(outcome.n_nonfinite.any())
     start = 0
     for unscaled in attempt.unscaled:
         max_abs = outcome.columns[AT["max_abs"], start : start + len(unscaled.tensors)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -100,6 +101,10 @@ class Registry:
     def owner(self, optimizer: Optimizer) -> int | None:
         """The scaler that used the optimizer last."""
         return self._optimizers[optimizer].scaler
+
+    def owner_of(self, optimizer: Optimizer) -> int | None:
+        """As `owner`, and None for an optimizer that has no index yet."""
+        return self.owner(optimizer) if optimizer in self._optimizers else None
 
     def own(self, optimizer: Optimizer, scaler: int) -> None:
         """Note that this scaler uses the optimizer from now on."""
@@ -217,4 +222,4 @@ def _places(optimizer: Optimizer) -> dict[int, int]:
 def _real(value: Any) -> float | None:
     if isinstance(value, Tensor):
         return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
-    return None if value is None else float(value)
+    return float(value) if isinstance(value, Real) else None  # Adafactor has two eps

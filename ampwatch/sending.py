@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,18 @@ from .registry import Registry, Sink
 from .ring import Memory, Ring
 
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
+
+
+class Closable(Protocol):
+    """What a watch leaves behind: hooks, and numbers under way."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+def close_with(watch: object, *parts: Closable) -> None:
+    """Close these when the watch is gone; not at interpreter exit, where the recorder still harvests."""
+    weakref.finalize(watch, _close, parts).atexit = False
 
 
 class Sender:
@@ -71,3 +84,8 @@ class Sender:
             self._ring = Ring(device, memory=self._memory)
             self.harvester.listen(self._ring)
         return self._ring
+
+
+def _close(parts: Iterable[Closable]) -> None:
+    for part in parts:
+        part.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from .hooks import Hook
+from .hooks import Hook, is_plain
+
+RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
 
 
 class Watcher(Protocol):
@@ -66,6 +69,18 @@ class Tripwires:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def residue_of(parameter: Tensor) -> Tensor | None:
+    """Whether a backward pass that is about to add to this parameter's gradient finds anything in it; None without one.
+
+    One of its first elements that is not zero; NaN is not. Float64, on its device; no synchronisation.
+    """
+    grad = parameter.grad
+    if grad is None or not is_plain(grad) or grad.layout is not torch.strided:
+        return None
+    with torch.no_grad():
+        return grad.flatten()[:RESIDUE].ne(0).any().to(torch.float64)
 
 
 def _stepped(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from . import internals
 from .gradients import GradientList, Gradients
 from .guard import guard
-from .harvest import Harvester
 from .hooks import is_plain
 from .inspection import Inspection
 from .internals import Factors, Replicas, Scaler, UnscaleGrads
@@ -33,14 +32,13 @@ from .probes import Probes
 from .protocol import Call, CallFault, Protocol
 from .registry import Name, Sink, dtype_name, first_lr, names_of, registry_of
 from .ring import Memory
-from .sending import Sender
+from .sending import Sender, close_with
 from .stats.choose import choose
-from .tripwires import Tripwires
+from .tripwires import Tripwires, residue_of
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
 
 FIRST: Final = 8  # parameters by which it is known whether weights change
-RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
 
 
 @dataclass
@@ -105,7 +103,7 @@ class Watch(Unwatched):
         self._stepping: int | None = None
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._begin_window()
-        weakref.finalize(self, _dismantle, self._probes, self._tripwires, self._harvester).atexit = False
+        close_with(self, self._probes, self._tripwires, self._harvester)
 
     def scaled(self, scaler: Scaler, outputs: object) -> None:
         """`scale()` has scaled these outputs."""
@@ -168,9 +166,7 @@ class Watch(Unwatched):
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter: the first of a window finds it cleared."""
         if optimizer not in self._residues:
-            grad = parameter.grad
-            left = grad is not None and is_plain(grad) and grad.layout is torch.strided
-            self._residues[optimizer] = _anything_in(grad) if grad is not None and left else None
+            self._residues[optimizer] = residue_of(parameter)
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
@@ -394,16 +390,3 @@ class Watch(Unwatched):
                 order=fault.order,
                 raised=fault.raised,
             )
-
-
-@torch.no_grad()
-def _anything_in(grad: Tensor) -> Tensor:
-    """Whether one of the first elements is not zero; NaN is not."""
-    return grad.flatten()[:RESIDUE].ne(0).any().to(torch.float64)
-
-
-def _dismantle(probes: Probes, tripwires: Tripwires, harvester: Harvester) -> None:
-    """What is left to do when a watch is gone."""
-    probes.close()
-    tripwires.close()
-    harvester.close()

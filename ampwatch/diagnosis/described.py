@@ -125,6 +125,11 @@ class Described:
         """Overflows from one backoff of the scaler to the next."""
         return int(self.scaler_of(stream).get("hysteresis") or 1)
 
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether optimizers are watched and no scaler stands beside them."""
+        return bool(self.scalers) and all(told.get("policy") == "none" for told in self.scalers.values())
+
     def scaler_of(self, stream: int) -> dict[str, Any]:
         """The `scaler` event's data for a stream; empty where it is not known."""
         index = self.streams.get(stream, {}).get("scaler")

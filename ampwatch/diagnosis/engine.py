@@ -157,7 +157,9 @@ class Diagnosis:
         streams = [stream for producer in self._producers.values() for stream in producer.streams().values()]
         if not streams:
             return Verdict("no data", None, None, texts.NO_DATA)
-        return Verdict("healthy", "info" if findings else None, None, _healthy(streams, findings))
+        unscaled = all(producer.is_unscaled for producer in self._producers.values())
+        sentence = _unscaled(streams) if unscaled else _healthy(streams, findings)
+        return Verdict("healthy", "info" if findings else None, None, sentence)
 
     def _cases(self) -> list[list[Case]]:
         """The cases of each producer, in the order of ranks."""
@@ -186,6 +188,11 @@ class _Producer:
             self.ledger.add(batch.table())
         else:
             self._samples.add(batch.table())
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether no loss scaler stands beside what was watched."""
+        return self._described.is_unscaled
 
     def streams(self) -> dict[int, Stream]:
         """The facts of each stream, up to date."""
@@ -254,6 +261,10 @@ def _by_rules(case: Case, *, first: bool) -> Iterator[Finding]:
 def _of_stream(samples: Iterable[Sample], index: int) -> list[Sample]:
     chosen = (Sample(s.attempt, s.tensors[s.tensors["stream"] == index]) for s in samples)
     return [sample for sample in chosen if len(sample.tensors)]
+
+
+def _unscaled(streams: list[Stream]) -> str:
+    return texts.HEALTHY_UNSCALED.format(taken=sum(s.taken for s in streams))
 
 
 def _healthy(streams: list[Stream], findings: list[Finding]) -> str:

@@ -63,7 +63,7 @@ def cleaned_gradients(case: Case) -> Iterator[Finding]:
     yield case.finding(
         "cleaned_gradients",
         "error",
-        texts.HEADLINES["cleaned_gradients"].format(first=texts.at(seen.first)),
+        texts.HEADLINES[_key(case, "cleaned_gradients")].format(first=texts.at(seen.first)),
         first=seen.first,
         evidence=[_count(seen, texts.CLEANED[how]), *hooks],
         advice=texts.ADVICE["cleaned_gradients"],
@@ -81,7 +81,7 @@ def grads_not_cleared(case: Case) -> Iterator[Finding]:
     yield case.finding(
         "grads_not_cleared",
         "error",
-        texts.HEADLINES["grads_not_cleared"].format(first=texts.at(seen.first)),
+        texts.HEADLINES[_key(case, "grads_not_cleared")].format(first=texts.at(seen.first)),
         first=seen.first,
         evidence=[_count(seen, texts.LEFT_OVER), Evidence(text=texts.NOT_CLEARED[when])],
         advice=texts.ADVICE["grads_not_cleared"],
@@ -123,6 +123,11 @@ def accumulation(case: Case) -> Iterator[Finding]:
         advice=texts.ADVICE["accumulation"],
         confidence=0.8,
     )
+
+
+def _key(case: Case, kind: str) -> str:
+    """Of the headline: where no scaler skips steps, other things come of it."""
+    return f"{kind}.unscaled" if case.described.is_unscaled else kind
 
 
 def _power(exponents: list[float]) -> tuple[float, float]:

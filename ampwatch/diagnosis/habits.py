@@ -240,7 +240,7 @@ class Habits:
         """Take in further attempts, in order."""
         if not len(rows):
             return
-        finite = ~rows["skipped"] & (rows["numel"] > 0)
+        finite = ~rows["skipped"] & (rows["n_bad"] == 0) & (rows["numel"] > 0)
         broken = ~np.isfinite(rows["loss"]) & ~is_missing(rows["loss"])
         kept = finite & broken & ~rows["penalised"]
         self.cleaned.fold(rows, kept & np.isnan(rows["loss"]))

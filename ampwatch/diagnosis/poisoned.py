@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ampwatch.records import Event
@@ -23,8 +23,8 @@ def poisoned(case: Case) -> Iterator[Finding]:
         failed = next((event for event in checks if event.data[what].get("count")), None)
         if failed is not None and max(failed.stream, 0) == case.index:
             yield _found(case, what, failed, mended=not checks[-1].data[what].get("count"))
-        elif failed is None and what == "parameters" and case.stream.applied:
-            yield _applied(case, case.stream.applied)
+        elif failed is None and what == "parameters" and (first := _unchecked(case, checks)):
+            yield _applied(case, first)
 
 
 def _found(case: Case, what: str, check: Event, *, mended: bool) -> Finding:
@@ -51,11 +51,17 @@ def _found(case: Case, what: str, check: Event, *, mended: bool) -> Finding:
     )
 
 
+def _unchecked(case: Case, checks: Sequence[Event]) -> Moment | None:
+    """When an infinite gradient was applied, unless parameters were found finite after it."""
+    first = case.stream.applied
+    return None if first is None or any(check.attempt >= first.attempt for check in checks) else first
+
+
 def _applied(case: Case, first: Moment) -> Finding:
     return case.finding(
         "weights_poisoned",
         "fatal",
-        texts.HEADLINES["weights_poisoned.applied"].format(
+        texts.HEADLINES[f"weights_poisoned.{'unscaled' if case.described.is_unscaled else 'applied'}"].format(
             first=texts.at(first), recovery=texts.RECOVERY["weights_poisoned"].format(first=texts.at(first))
         ),
         first=first,
@@ -94,6 +100,9 @@ def _cause(case: Case, what: str, episode: Episode | None) -> list[Evidence]:
 def _applied_evidence(case: Case) -> list[Evidence]:
     first, scale = case.stream.applied, case.stream.applied_scale
     assert first is not None
+    if case.described.is_unscaled:
+        text = f"At {texts.at(first)} gradients held inf or NaN, and the step was taken: without a scaler none is skipped."
+        return [Evidence(text=text, attempt=first.attempt)]
     text = (
         f"At {texts.at(first)} the loss scale was {texts.power(scale)}: its reciprocal is infinite in float32 from "
         "2^-128 down, the gradients were multiplied by it, and the step was taken."

@@ -15,6 +15,7 @@ from ampwatch.records import Event
 
 class _Scaler(TypedDict, total=False):
     scaler: int
+    policy: str
     enabled: bool | None
     asked: bool | None
     init_scale: float | None

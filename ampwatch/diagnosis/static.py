@@ -9,6 +9,7 @@ from ampwatch.records import Event
 
 from . import texts
 from .case import Case
+from .described import Described
 from .findings import Evidence, Finding, Severity
 from .moments import Moment
 
@@ -94,16 +95,27 @@ def no_gradients(case: Case) -> Iterator[Finding]:
 
 def missing_scaler(case: Case) -> Iterator[Finding]:
     """float16 autocast with a scaler that is off, or with none."""
-    if case.described.autocast != "float16" or not is_off(case):
+    told = _told_float16(case.described)
+    if not told or not is_off(case):
         return
     yield case.finding(
         "missing_scaler",
         "error",
         texts.HEADLINES["missing_scaler"],
         first=Moment(0, 0),
-        evidence=[Evidence(text="Autocast runs with float16, and no loss scaler is on.", attempt=0)],
+        evidence=[Evidence(text=told, attempt=0)],
         advice=texts.ADVICE["missing_scaler"],
         confidence=1.0,
+    )
+
+
+def _told_float16(described: Described) -> str:
+    """How it is known that gradients are computed in float16; empty where they are not."""
+    if described.autocast == "float16":
+        return "Autocast runs with float16, and no loss scaler is on."
+    born = described.born("float16") if described.autocast is None else ()
+    return (
+        f"{texts.times(len(born), 'gradient')} computed in float16, and no loss scaler is on." if born else ""
     )
 
 
@@ -218,7 +230,10 @@ def _moment(case: Case, check: Event) -> Moment:
 def is_off(case: Case) -> bool:
     """Whether there is no scaler, or none that is enabled."""
     scalers = list(case.described.scalers.values())
-    absent = any(check.data.get("scaled") is False for check in case.described.checks.events)
+    absent = any(
+        check.data.get("static") and check.data.get("scaled") is False
+        for check in case.described.checks.events
+    )
     return absent or (bool(scalers) and all(scaler.get("enabled") is False for scaler in scalers))
 
 

@@ -32,6 +32,20 @@ def recorded(directory: Path) -> Iterator[Scaler]:
         ampwatch.finish()
 
 
+@contextmanager
+def recorded_optimizer(directory: Path) -> Iterator[Callable[..., torch.optim.Optimizer]]:
+    """Watches optimizers that no scaler steps, as `recorded` does scalers."""
+
+    def watched(optimizer: torch.optim.Optimizer, **arguments: Any) -> torch.optim.Optimizer:
+        settings = ampwatch.Settings.load(environ={}, dir=str(directory), run="loop", quiet=True)
+        return ampwatch.watch_optimizer(optimizer, settings=settings, **arguments)
+
+    try:
+        yield watched
+    finally:
+        ampwatch.finish()
+
+
 def findings(directory: Path) -> list[Finding]:
     return diagnose_run(directory).findings()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 HEALTHY: Final = "Healthy: {taken} steps taken, {skipped} skipped{why}; loss scale {scale}."
+HEALTHY_UNSCALED: Final = "Healthy: {taken} steps taken, without a loss scaler."
 NO_DATA: Final = "No attempts recorded yet."
 
 HEADLINES: Final = {
@@ -99,6 +100,14 @@ HEADLINES: Final = {
         "Gradients are not cleared before the next backward pass since {first}: once one is inf or NaN, every step after "
         "it is skipped. It goes on until zero_grad() is called."
     ),
+    "grads_not_cleared.unscaled": (
+        "Gradients are not cleared before the next backward pass since {first}: each step is made of all gradients so far. "
+        "It goes on until zero_grad() is called."
+    ),
+    "cleaned_gradients.unscaled": (
+        "Something makes numbers of inf and NaN in the gradients before the optimizer sees them, since {first}: steps are "
+        "taken that mean nothing. It goes on until that is taken out."
+    ),
     "cleaned_gradients": (
         "Something makes numbers of inf and NaN in the gradients before the scaler sees them, since {first}: steps are "
         "taken that should be skipped. It goes on until that is taken out."
@@ -123,6 +132,7 @@ HEADLINES: Final = {
     ),
     "weights_poisoned": "Parameters are inf or NaN since {first}, {tensor} first. {recovery}",
     "weights_poisoned.applied": "An infinite gradient was applied to the weights at {first}. {recovery}",
+    "weights_poisoned.unscaled": "Gradients that are inf or NaN were applied to the weights at {first}. {recovery}",
     "buffers_poisoned": "Buffers of the model are inf or NaN since {first}, {tensor} first. {recovery}",
     "scale_floor": (
         "The loss scale is held at {scale} and nothing is learned: {skips} in a row since {first}. It does not recover "

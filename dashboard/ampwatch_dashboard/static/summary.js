@@ -50,7 +50,7 @@ function about(run) {
     started,
     named("Processes", producers(run.producers)),
     run.optimizers.length > 0 && named("Optimizers", optimizers(run.optimizers)),
-    run.scalers.length > 0 && named("Scalers", scalers(run.scalers)),
+    scaled(run).length > 0 && named("Scalers", scalers(scaled(run))),
     named("Versions", pairs(run.versions)),
     Object.keys(run.config).length > 0 && named("Configuration", pairs(run.config)),
   ].filter(Boolean);
@@ -82,6 +82,9 @@ function optimizers(list) {
   const rates = (o) => [o.lr].flat().map((lr) => real(lr)).join(", ");
   return small(head, list.map((o) => [count(o.id), text(o.class), o.fused ? "yes" : "no", rates(o), real(o.eps), count(o.tensors), count(o.numel)]));
 }
+
+// A watched optimizer without a scaler has one by the name of "none".
+const scaled = (run) => run.scalers.filter((x) => x.policy !== "none");
 
 function scalers(list) {
   const head = ["#", "Class", "Enabled", "First scale", "Growth", "Backoff", "Interval"];

@@ -1,0 +1,314 @@
+"""Training without a loss scaler, in bfloat16 or float32: the optimizer itself is watched.
+
+    optimizer = ampwatch.watch_optimizer(torch.optim.AdamW(model.parameters()), model=model)
+
+An attempt is a step of the optimizer. Its gradients are read as the step begins; where the step is given a closure,
+as soon as that has been evaluated for the first time. They are read and never written, and no reading synchronises
+with the device.
+"""
+
+# ruff: noqa: ARG002 - the watcher of one optimizer need not be told which
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import internals
+from .gradients import GradientList
+from .guard import guard
+from .inspection import Inspection
+from .losses import Losses
+from .opening import given_of, source_of
+from .outcome import Attempt, Unscaled
+from .probes import Probes
+from .registry import Name, Sink, first_lr, names_of, registry_of
+from .ring import Memory
+from .sending import Sender, close_with
+from .settings import Settings
+from .stats.choose import choose
+from .tripwires import Tripwires, residue_of
+from .unscaling import Pass
+
+if TYPE_CHECKING:
+    from .diagnosis.findings import Finding
+
+__all__ = ["watch_optimizer"]
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+StepArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+EMPTY: Final = 2  # steps in a row without any gradient before it is said: one may be a loop's way to begin
+
+
+def watch_optimizer(
+    optimizer: AnyOptimizer,
+    *,
+    model: nn.Module | None = None,
+    run: str | None = None,
+    project: str | None = None,
+    server: str | None = None,
+    dir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    on_finding: Callable[[Finding], object] | None = None,
+    settings: Settings | None = None,
+    recorder: Sink | None = None,
+) -> AnyOptimizer:
+    """Record every step of an optimizer that no loss scaler steps: `watch_optimizer(o) is o`.
+
+        optimizer = ampwatch.watch_optimizer(torch.optim.AdamW(model.parameters()), model=model)
+
+    It trains to the same bits: hooks of the optimizer look at the gradients, and nothing of it is replaced. The loss
+    is known where a closure answers it, or where the loop gives it to `ampwatch.log(loss=…)`. What clips gradients
+    before the step has clipped those that are seen here. An optimizer that is watched already is left as it is; one
+    that a watched scaler steps is recorded by that.
+
+    Arguments: as for `GradScaler`.
+    Errors: SettingsError for a setting that cannot be used.
+    Synchronisation: none.
+    """
+    given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
+    source = source_of(settings, given, on_finding, recorder)
+    with guard("optimizer.open"):
+        if not any(isinstance(hook, _BeforeStep) for hook in optimizer._optimizer_step_pre_hooks.values()):
+            sink = source()
+            if not sink.finished:
+                optimizer.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
+    return optimizer
+
+
+class _BeforeStep:
+    """The hook that keeps the watch alive; in a forked child, which is another producer, one of its own."""
+
+    def __init__(self, watch: StepWatch) -> None:
+        self._watch = watch
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """None, or the step's arguments with its closure watched."""
+        recorder = self._watch.recorder
+        if internals.is_traced() or recorder.finished:
+            return None
+        with guard("optimizer.before", recorder.fault):
+            if self._watch.producer != recorder.producer:
+                self._watch = StepWatch(recorder, self._watch.model)
+            return self._watch.before(optimizer, args, kwargs)
+
+
+@dataclass
+class _Step:
+    """A step that is under way."""
+
+    losses: Losses = field(default_factory=Losses)
+    lr: float | None = None
+    unscaled: Unscaled | None = None  # once the gradients have been read …
+    rows: list[Tensor] = field(default_factory=list)  # … and their statistics
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass
+class _Window:
+    """The backward passes since the step before, or since gradients were None after it.
+
+    In a GAN the critic's gradients are also added to by the generator's loss, and cleared only after that.
+    """
+
+    has_begun: bool = False
+    residue: Tensor | None = (
+        None  # whether each of them found something in the gradient, None where the first did not
+    )
+    accumulations: int = 0
+
+    def begin(self, parameter: Tensor) -> None:
+        """A backward pass is about to add to this parameter's gradient."""
+        if not self.has_begun:
+            self.has_begun, self.residue = True, residue_of(parameter)
+        elif self.residue is not None and (now := residue_of(parameter)) is not None:
+            self.residue = self.residue * now
+
+
+class StepWatch:
+    """Observes one optimizer. All methods belong to the training thread; none synchronises with the device.
+
+    Arguments:
+        recorder: takes the records.
+        model: named in the records, and observed; None without.
+        clock: Unix time in seconds.
+        memory: host memory for the ring, see `Ring`.
+    """
+
+    def __init__(
+        self,
+        recorder: Sink,
+        model: nn.Module | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        memory: Memory | None = None,
+    ) -> None:
+        self.recorder, self.model = recorder, model
+        self.producer = recorder.producer
+        self._clock = clock
+        self._registry = registry_of(recorder)
+        self._sender = Sender(recorder, self._registry, clock=clock, memory=memory)
+        self._probes = Probes(model, self._registry.tensor)
+        self._tripwires = Tripwires(self)
+        self._inspection = Inspection(partial(self._sender.event, scaled=False), self._names_of_model)
+        self._gradients = GradientList(self._registry, self._names_of_model)
+        self._names: dict[int, Name] | None = None
+        self._pass: Pass | None = None
+        self._scaler = -1  # index of what stands in a scaler's place, once the optimizer has stepped
+        self._step: _Step | None = None
+        self._empty = 0  # steps in a row without a gradient
+        self._window = _Window()
+        close_with(self, self._probes, self._tripwires, self._sender.harvester)
+
+    def before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> StepArguments | None:
+        """The optimizer is about to step.
+
+        Arguments:
+            args: of step(), the optimizer itself first.
+        Returns: other arguments for it, or None.
+        """
+        if self._registry.owner_of(optimizer) is not None:  # a scaler's watch sees this step
+            return None
+        self._introduce(optimizer)
+        self._step = step = _Step(lr=first_lr(optimizer), device=_device_of(optimizer))
+        self.recorder.logbook.begin()
+        closure = next((arg for arg in args[1:2] if callable(arg)), kwargs.get("closure"))
+        if closure is None:
+            self._read(step, optimizer)
+            return None
+        watched = self._watched(step, optimizer, closure)
+        return ((args[0], watched, *args[2:]), kwargs) if args[1:] else (args, kwargs | {"closure": watched})
+
+    def stepped(self, optimizer: int) -> None:
+        """The optimizer has stepped; of steps within one another the innermost counts."""
+        step, self._step = self._step, None
+        if step is None or step.unscaled is None:
+            return
+        try:
+            self._send(step, step.unscaled)
+        finally:
+            self._window = _Window()
+
+    def accumulating(self, optimizer: int, parameter: Tensor) -> None:
+        """A backward pass is about to add to the gradient of this parameter."""
+        self.recorder.logbook.begin()
+        self._window = _Window() if parameter.grad is None else self._window
+        self._window.begin(parameter)
+
+    def accumulated(self, optimizer: int) -> None:
+        """A backward pass has added to the gradient of the optimizer's first parameter."""
+        self._window.accumulations += 1
+        self._probes.forward_ended()
+
+    def _watched(
+        self, step: _Step, optimizer: Optimizer, closure: Callable[..., object]
+    ) -> Callable[..., object]:
+        """The closure, and a look at what it has left the first time."""
+
+        @wraps(closure, updated=())
+        def evaluated(*args: Any, **kwargs: Any) -> object:
+            loss = closure(*args, **kwargs)
+            if step.unscaled is None:
+                with guard("optimizer.closure", self.recorder.fault):
+                    step.losses.add(internals.tensors_in(loss), step.device)
+                    self._read(step, optimizer)
+            return loss
+
+        return evaluated
+
+    def _read(self, step: _Step, optimizer: Optimizer) -> None:
+        """Take the statistics of the gradients."""
+        index = self._registry.optimizer(optimizer)
+        gradients = self._gradients.of(optimizer, may_be_float16=True)
+        self._look_for_none(index, optimizer, len(gradients.parameters))
+        if gradients.parameters:
+            self._tripwires.on_accumulation(index, gradients.parameters[0])
+            self._probes.optimizer(index, gradients.parameters)
+        if not self._window.accumulations:
+            self._probes.forward_ended()
+        assert self._pass is not None
+        step.rows = self._pass.read(gradients.by_device)
+        step.unscaled = Unscaled(index, gradients.tensors, fused=False)
+
+    def _look_for_none(self, index: int, optimizer: Optimizer, count: int) -> None:
+        self._empty = 0 if count else self._empty + 1
+        if self._empty in (0, EMPTY):
+            self._inspection.gradients(index, optimizer, count, loss_has_graph=None)
+
+    def _send(self, step: _Step, unscaled: Unscaled) -> None:
+        attempt = self._attempt(step, unscaled)
+        # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
+        self._sender.seen(self._probes.collect(attempt.stream), step.device, attempt.attempt)
+        self._sender.attempt(attempt, self._numbers_of(step), step.device)
+        harvester = self._sender.harvester
+        seen = self._probes.follow(harvester.escalation, harvester.origins)
+        self._sender.seen(seen, step.device, attempt.attempt)
+
+    def _numbers_of(self, step: _Step) -> list[Tensor]:
+        """In the order of `Attempt`: a scale of 1 that stays 1, and nothing skipped."""
+        one, zero = (make((), dtype=torch.float64, device=step.device) for make in (torch.ones, torch.zeros))
+        loss = step.losses.mean()
+        left = [self._window.residue] if self._window.residue is not None else []
+        return [one, one, zero, zero if loss is None else loss, zero, *left, *step.rows]
+
+    def _attempt(self, step: _Step, unscaled: Unscaled) -> Attempt:
+        number = self.recorder.next_attempt()
+        self._registry.coming_attempt = number + 1
+        index = unscaled.optimizer
+        return Attempt(
+            attempt=number,
+            stream=self._sender.stream,
+            scaler=self._scaler,
+            time=self._clock(),
+            order=[f"step:{index}"],
+            losses=int(step.losses.is_known),
+            has_loss=step.losses.is_known,
+            stepped=[index],
+            found=[index],
+            unscaled=[unscaled],
+            manual=False,
+            residues=[index] if self._window.residue is not None else [],
+            micro_batches=self._window.accumulations or -1,
+            lr=step.lr,
+            scaled=False,
+            logged=self.recorder.logbook.end(),
+        )
+
+    def _introduce(self, optimizer: Optimizer) -> None:
+        """At its first step events tell what it is, and that no scaler stands beside it."""
+        index = self._registry.optimizer(optimizer)
+        if self._scaler < 0:
+            device = _device_of(optimizer).type
+            self._pass = Pass(choose(self.recorder.settings.statistics, device), self.recorder)
+            self._scaler = self._registry.new_scaler()
+            self._sender.stream = self._registry.stream(self._scaler, [index])
+            self.recorder.describe(device=internals.name_of(device), statistics=self._pass.name)
+            self._sender.event("scaler", scaler=self._scaler, **internals.describe_none(device))
+            self._inspection.meet(index, optimizer, ())
+            self._tripwires.on_step(index, optimizer)
+        self._inspection.step(index, optimizer)
+
+    def _names_of_model(self) -> dict[int, Name]:
+        """Looked up when the first gradients are there: by then every lazy parameter is."""
+        if self._names is None:
+            self._names = names_of(self.model)
+        return self._names
+
+
+def _device_of(optimizer: Optimizer) -> torch.device:
+    """Of the first parameter."""
+    parameters: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])
+    first = next(iter(parameters), None)
+    return torch.device("cpu") if first is None else first.device
