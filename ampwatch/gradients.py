@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .registry import Name, Registry
+from .stats.dense import Dense
 
 _PLAIN: Final = frozenset((Tensor,))
 _STRIDED: Final = frozenset((torch.strided,))
@@ -54,9 +55,9 @@ class GradientList:
     def __init__(self, registry: Registry, names: Callable[[], Mapping[int, Name]]) -> None:
         self._registry, self._names = registry, names
         self._parameters: list[Tensor] = []
-        self._devices: list[int] = []
+        self._only_tensors = True
         self._tensors = np.empty(0, np.int64)
-        self._places: list[list[int]] = []  # in the list of all, device by device
+        self._places: list[Sequence[int]] = []  # in the list of all, device by device
 
     def of(self, optimizer: Optimizer, *, may_be_float16: bool) -> Gradients:
         """The gradients as they are now.
@@ -65,29 +66,34 @@ class GradientList:
             may_be_float16: torch allows float16 gradients.
         """
         parameters: list[Tensor] = list(chain.from_iterable(map(_params, optimizer.param_groups)))
-        only_tensors = all(issubclass(kind, Tensor) for kind in set(map(type, parameters)))
         grads: list[Tensor] = list(map(_grad, parameters))
         if NoneType in set(map(type, grads)):
             parameters = [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
             grads = [grad for grad in grads if grad is not None]
-        usual = only_tensors and _usual(grads, may_be_float16)
-        if not usual:
-            grads = list(map(_checked, grads))
-        devices = list(map(Tensor.get_device, grads))
+        dense = Dense.of(grads)
+        usual = dense is not None and (may_be_float16 or torch.float16 not in dense.dtypes)
+        if dense is None:
+            usual = _usual(grads, may_be_float16)
+            grads = grads if usual else list(map(_checked, grads))
+        places: list[Sequence[int]] = [range(len(grads))] if dense else _places(map(Tensor.get_device, grads))
         same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
-        if not same or devices != self._devices:
-            self._arrange(optimizer, parameters, devices)
-            self._parameters, self._devices = parameters, devices
-        lists = [grads] if len(self._places) == 1 else [[grads[i] for i in part] for part in self._places]
-        return Gradients(parameters, lists, self._tensors, usual)
+        if not same or places != self._places:
+            self._arrange(optimizer, parameters, places)
+        lists = [dense or grads] if len(places) == 1 else [[grads[i] for i in part] for part in places]
+        return Gradients(parameters, lists, self._tensors, usual and self._only_tensors)
 
-    def _arrange(self, optimizer: Optimizer, parameters: Sequence[Tensor], devices: Iterable[int]) -> None:
-        places: dict[int, list[int]] = {}
-        for place, device in enumerate(devices):
-            places.setdefault(device, []).append(place)
-        self._places = list(places.values())
+    def _arrange(self, optimizer: Optimizer, parameters: list[Tensor], places: list[Sequence[int]]) -> None:
         indices = self._registry.introduce(optimizer, parameters, self._names())
-        self._tensors = np.array(indices, np.int64)[list(chain.from_iterable(self._places))]
+        self._tensors = np.array(indices, np.int64)[list(chain.from_iterable(places))]
+        self._only_tensors = all(issubclass(kind, Tensor) for kind in set(map(type, parameters)))
+        self._parameters, self._places = parameters, places
+
+
+def _places(devices: Iterable[int]) -> list[Sequence[int]]:
+    places: dict[int, list[int]] = {}
+    for place, device in enumerate(devices):
+        places.setdefault(device, []).append(place)
+    return list(places.values())
 
 
 def _usual(grads: Sequence[Tensor], may_be_float16: bool) -> bool:

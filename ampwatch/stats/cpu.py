@@ -17,19 +17,17 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from . import reference
+from .dense import PLAIN, Dense
 from .layout import SCALARS, WIDTH
 from .touched import touching
 
@@ -41,10 +39,6 @@ INSTRUCTIONS: Final = ("portable", "avx2", "avx512")
 FLOAT32: Final = 2
 FORMATS: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: FLOAT32, torch.float64: 3}
 
-_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
-_dtype, _is_cpu, _is_nested = map(attrgetter, ("dtype", "is_cpu", "is_nested"))
-
-Numbers: TypeAlias = npt.NDArray[np.int64]
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """found_inf and inv_scale."""
 
@@ -80,7 +74,7 @@ def best_instructions() -> str:
 
 def handles(grad: Tensor) -> bool:
     """Whether the library takes it: a plain tensor in main memory, dense in any order, of a real dtype."""
-    return _Described.of([grad]) is not None
+    return _on_cpu(Dense.of([grad])) is not None
 
 
 @torch.no_grad()
@@ -114,63 +108,13 @@ def unscale_with_statistics_(
     return _pass_over(grads, (found_inf, inv_scale), instructions)
 
 
-class _Described(NamedTuple):
-    """Gradients as the library is told of them."""
-
-    addresses: Numbers
-    numels: Numbers
-    formats: bytes  # of FORMATS
-
-    @classmethod
-    def of(cls, grads: Sequence[Tensor]) -> _Described | None:
-        """None if the library does not take all of them."""
-        # Each attribute of all, not all of each: a thousand calls of a function of our own would cost twice as much.
-        dtypes = set(map(_dtype, grads))
-        if not (
-            _PLAIN.issuperset(map(type, grads))
-            and FORMATS.keys() >= dtypes
-            and all(map(_is_cpu, grads))
-            and not any(map(_is_nested, grads))
-        ):
-            return None
-        try:
-            numels, addresses = _each(Tensor.numel, grads), _each(Tensor.data_ptr, grads)
-            usual = all(map(Tensor.is_contiguous, grads)) and 1 not in numels
-            if not (usual or all(map(_dense, grads))) or not addresses[numels > 0].all():
-                return None
-        except RuntimeError:  # no memory of their own, or no strides: sparse, or wrapped inside torch
-            return None
-        one = bytes([FORMATS[dtypes.pop()]]) if len(dtypes) == 1 else b""
-        return cls(addresses, numels, one * len(grads) or bytes([FORMATS[grad.dtype] for grad in grads]))
-
-
-def _each(method: Callable[[Tensor], int], grads: Sequence[Tensor]) -> Numbers:
-    return np.fromiter(map(method, grads), np.int64, len(grads))
-
-
-def _dense(grad: Tensor) -> bool:
-    """Whether the elements fill their memory, in any order, and stand there as they are read.
-
-    Those that are negated when they are read are the imaginary part of a conjugate, every second of its numbers: to
-    be contiguous there can be only one.
-    """
-    if grad.is_contiguous() and grad.numel() != 1:
-        return True
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(grad.stride(), grad.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return not grad.is_neg()
-
-
 def _pass_over(grads: Sequence[Tensor], factors: Factors | None, instructions: str | None) -> Tensor:
     if not available() or (factors is not None and not _usable(factors)):
         return _by_torch(grads, factors)
     code = _code(instructions)
-    described = _Described.of(grads)
-    if described:
-        return _by_library(grads, described, factors, code)
+    dense = _on_cpu(Dense.of(grads))
+    if dense:
+        return _by_library(dense, factors, code)
     ours = list(map(handles, grads))
     others = [grad for grad, mine in zip(grads, ours, strict=True) if not mine]
     if not any(ours) or (factors is not None and not all(map(_alone, others))):
@@ -178,10 +122,14 @@ def _pass_over(grads: Sequence[Tensor], factors: Factors | None, instructions: s
     return _by_both(grads, ours, factors, code)
 
 
+def _on_cpu(dense: Dense | None) -> Dense | None:
+    return dense if dense is not None and dense.place < 0 else None
+
+
 def _alone(grad: Tensor) -> bool:
     """Whether torch's op, if it refuses it, has unscaled those before it; for others it refuses the whole list."""
     return (
-        type(grad) in _PLAIN
+        type(grad) in PLAIN
         and grad.is_cpu
         and grad.layout is torch.strided
         and not (grad.is_nested or grad.is_neg() or grad._is_zerotensor())
@@ -225,27 +173,36 @@ def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | N
         for _, run in groupby(range(len(grads)), ours.__getitem__):
             places = list(run)
             some = [grads[i] for i in places]
-            described = _Described.of(some)
-            if described:
-                rows[places] = _by_library(some, described, factors, code)
+            dense = _on_cpu(Dense.of(some))
+            if dense:
+                rows[places] = _by_library(dense, factors, code)
             else:
                 _unscale_(some, factors)
     return rows
 
 
-def _by_library(grads: Sequence[Tensor], described: _Described, factors: Factors | None, code: int) -> Tensor:
+def _by_library(grads: Dense, factors: Factors | None, code: int) -> Tensor:
     rows = torch.empty(len(grads), WIDTH, dtype=torch.float64, device="cpu")  # whatever the default is
     found_inf, inv_scale = (factor.data_ptr() for factor in factors) if factors else (None, None)
+    formats = _formats(grads)
     done = _library().ampwatch_pass(
-        len(grads), described.addresses.ctypes.data, described.numels.ctypes.data, described.formats,
+        len(grads), grads.addresses.ctypes.data, grads.numels.ctypes.data, formats,
         rows.data_ptr(), inv_scale, found_inf, torch.get_num_threads(), code, _team(),
     )  # fmt: skip
     if not done:
         return _by_torch(grads, factors)
-    if factors is not None and min(described.formats, default=FLOAT32) < FLOAT32:
+    if factors is not None and min(formats, default=FLOAT32) < FLOAT32:
         with touching():
             _choose_nan(grads, rows, factors[1].item())
     return rows
+
+
+def _formats(grads: Dense) -> bytes:
+    """Of `FORMATS`, one for each."""
+    if len(grads.dtypes) == 1:
+        (dtype,) = grads.dtypes
+        return bytes([FORMATS[dtype]]) * len(grads)
+    return bytes([FORMATS[grad.dtype] for grad in grads])
 
 
 def _choose_nan(grads: Sequence[Tensor], rows: Tensor, inv_scale: float) -> None:

@@ -121,6 +121,32 @@ static void unscale_block(const struct kernels *kernels, enum format format, voi
     }
 }
 
+/* Three sums at a time: one would wait for itself. */
+static double sum(const double *x, int64_t n)
+{
+    double one = 0, two = 0, three = 0;
+    int64_t i = 0;
+    for (; i + 3 <= n; i += 3) {
+        one += x[i];
+        two += x[i + 1];
+        three += x[i + 2];
+    }
+    for (; i < n; i++)
+        one += x[i];
+    return one + two + three;
+}
+
+static void begin_row(double *row, const struct tally *tally)
+{
+    row[N_INF] = tally->n_inf;
+    row[N_NAN] = tally->n_nan;
+    row[N_OFFGRID] = tally->n_offgrid;
+    row[N_OFFGRID_BF16] = tally->n_offgrid_bf16;
+    row[MAX_ABS] = tally->max_abs;
+    for (int b = 0; b < HIST_BINS; b++)
+        row[HIST + b] = (int32_t)tally->hist[b]; /* at most CHUNK; converted in vectors if it has a sign */
+}
+
 static void add_to_row(double *row, const struct tally *tally)
 {
     row[N_INF] += tally->n_inf;
@@ -129,7 +155,7 @@ static void add_to_row(double *row, const struct tally *tally)
     row[N_OFFGRID_BF16] += tally->n_offgrid_bf16;
     row[MAX_ABS] = tally->max_abs > row[MAX_ABS] ? tally->max_abs : row[MAX_ABS];
     for (int b = 0; b < HIST_BINS; b++)
-        row[HIST + b] += (int32_t)tally->hist[b]; /* at most CHUNK; converted in vectors if it has a sign */
+        row[HIST + b] += (int32_t)tally->hist[b];
 }
 
 static void do_chunk(struct pass *pass, int64_t tensor, int64_t chunk)
@@ -148,7 +174,7 @@ static void do_chunk(struct pass *pass, int64_t tensor, int64_t chunk)
     }
     pass->sum_sq[chunk] = tally.sum_sq;
     if (stop - start == pass->numels[tensor]) { /* no other thread has a part of it */
-        add_to_row(pass->rows + tensor * WIDTH, &tally);
+        begin_row(pass->rows + tensor * WIDTH, &tally);
         return;
     }
     pthread_mutex_lock(&pass->lock);
@@ -202,34 +228,49 @@ static void run(struct pass *pass, int64_t elements, int threads, fork_join *tea
         on_own_threads(pass, threads < useful ? threads : (int)useful);
 }
 
-static double sum(const double *x, int64_t n)
-{
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
-        sum += x[i];
-    return sum;
-}
-
 /* What follows from the counts of a row. */
 static void finish(const struct pass *pass, int64_t tensor)
 {
     double *row = pass->rows + tensor * WIDTH;
     const int64_t *chunk = pass->first_chunk + tensor;
     row[NUMEL] = (double)pass->numels[tensor];
-    row[N_BELOW] = sum(row + HIST, -24 - HIST_LOG2_MIN);
-    row[N_SUBNORMAL] = sum(row + HIST, -14 - HIST_LOG2_MIN);
-    row[N_ZERO] = row[NUMEL] - row[N_INF] - row[N_NAN] - sum(row + HIST, HIST_BINS);
+    const double *at_2_24 = row + HIST - 24 - HIST_LOG2_MIN, *at_2_14 = row + HIST - 14 - HIST_LOG2_MIN;
+    row[N_BELOW] = sum(row + HIST, at_2_24 - (row + HIST));
+    row[N_SUBNORMAL] = row[N_BELOW] + sum(at_2_24, at_2_14 - at_2_24);
+    double binned = row[N_SUBNORMAL] + sum(at_2_14, row + HIST + HIST_BINS - at_2_14);
+    row[N_ZERO] = row[NUMEL] - row[N_INF] - row[N_NAN] - binned;
     row[SUM_SQ] = sum(pass->sum_sq + chunk[0], chunk[1] - chunk[0]);
 }
 
-static int by_start(const void *a, const void *b)
+/* Sorts n ranges by their start, digit by digit from the last: comparing them would take longer than to count a small
+ * tensor. `other` is memory for as many; answers where they are. */
+static struct range *sorted(struct range *ranges, struct range *other, size_t n)
 {
-    int64_t left = ((const struct range *)a)->start, right = ((const struct range *)b)->start;
-    return (left > right) - (left < right);
+    enum { DIGIT = 11, DIGITS = 1 << DIGIT };
+    int64_t first = INT64_MAX, last = 0;
+    for (size_t i = 0; i < n; i++) {
+        first = ranges[i].start < first ? ranges[i].start : first;
+        last = ranges[i].start > last ? ranges[i].start : last;
+    }
+    for (int shift = 0; n && (last - first) >> shift; shift += DIGIT) {
+        uint32_t place[DIGITS] = {0}, sum = 0;
+        for (size_t i = 0; i < n; i++)
+            place[(ranges[i].start - first) >> shift & (DIGITS - 1)]++;
+        for (int d = 0; d < DIGITS; d++) {
+            uint32_t count = place[d];
+            place[d] = sum;
+            sum += count;
+        }
+        for (size_t i = 0; i < n; i++)
+            other[place[(ranges[i].start - first) >> shift & (DIGITS - 1)]++] = ranges[i];
+        struct range *swap = ranges;
+        ranges = other;
+        other = swap;
+    }
+    return ranges;
 }
 
-/* Whether no two tensors share memory. */
+/* Whether no two tensors share memory. `ranges` is memory for two of each. */
 static int disjoint(const struct pass *pass, struct range *ranges)
 {
     size_t n = 0;
@@ -238,7 +279,7 @@ static int disjoint(const struct pass *pass, struct range *ranges)
             ranges[n].start = pass->addresses[i];
             ranges[n++].stop = pass->addresses[i] + pass->numels[i] * bytes_of[pass->formats[i]];
         }
-    qsort(ranges, n, sizeof *ranges, by_start);
+    ranges = sorted(ranges, ranges + n, n);
     for (size_t i = 1; i < n; i++)
         if (ranges[i].start < ranges[i - 1].stop)
             return 0;
@@ -257,10 +298,10 @@ static struct range *plan(struct pass *pass)
     for (int64_t i = 0; i < pass->n; i++)
         chunks += (size_t)chunks_of(pass->numels[i]);
     struct range *ranges =
-        malloc(n * sizeof *ranges + n * sizeof *pass->first_chunk + chunks * sizeof *pass->sum_sq);
+        malloc(2 * n * sizeof *ranges + n * sizeof *pass->first_chunk + chunks * sizeof *pass->sum_sq);
     if (!ranges)
         return NULL;
-    pass->first_chunk = (int64_t *)(ranges + n);
+    pass->first_chunk = (int64_t *)(ranges + 2 * n);
     pass->sum_sq = (double *)(pass->first_chunk + n);
     pass->first_chunk[0] = 0;
     for (int64_t i = 0; i < pass->n; i++)
@@ -327,10 +368,12 @@ EXPORT int ampwatch_pass(int64_t n, const int64_t *addresses, const int64_t *num
         free(ranges);
         return 0;
     }
-    memset(rows, 0, (size_t)n * WIDTH * sizeof *rows);
     int64_t elements = 0;
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
         elements += numels[i];
+        if (chunks_of(numels[i]) != 1) /* else do_chunk begins it */
+            memset(rows + i * WIDTH, 0, WIDTH * sizeof *rows);
+    }
     run(&pass, elements, threads, team);
     for (int64_t i = 0; i < n; i++) {
         finish(&pass, i);

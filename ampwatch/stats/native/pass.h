@@ -8,6 +8,7 @@
 
 enum {
     BLOCK = 4096,        /* elements at once: counted, then unscaled while they are in the L1 cache */
+    FEW = 32,            /* elements that are counted one by one */
     HIST_BINS = 64,      /* as layout.HIST_BINS */
     NO_BIN = HIST_BINS,  /* of zeros, infinities and NaN */
     HIST_LOG2_MIN = -48, /* as layout.HIST_LOG2_MIN */

@@ -14,6 +14,13 @@ enum {
     NAME(ALL) = -1,
 };
 
+/* Elements in whole strides, and a rest that is filled up with zeros, which are in no bin and on every grid. */
+struct NAME(span) {
+    const float *x;
+    size_t n, whole;
+    float rest[NAME(STRIDE)];
+};
+
 struct NAME(view) {
     NAME(bits) plane[NAME(PLANES)];
     NAME(bits) largest, smallest, n_float16, n_bfloat16;
@@ -67,13 +74,33 @@ INLINE void NAME(look16)(struct NAME(view) *view, const float *x, int first)
         carry = NAME(add)(view->plane + k, carry, NAME(all)(0));
 }
 
-INLINE struct NAME(view) NAME(look_at)(const float *x, size_t n, int first)
+INLINE void NAME(cut)(struct NAME(span) *span, const float *x, size_t n)
+{
+    size_t rest = n % NAME(STRIDE);
+    span->x = x;
+    span->n = n;
+    span->whole = n - rest;
+    if (rest) {
+        memset(span->rest + rest, 0, (NAME(STRIDE) - rest) * sizeof *x);
+        memcpy(span->rest, x + span->whole, rest * sizeof *x);
+    }
+}
+
+/* Its elements with the zeros. */
+INLINE size_t NAME(filled)(const struct NAME(span) *span)
+{
+    return span->whole + (span->n > span->whole ? NAME(STRIDE) : 0);
+}
+
+INLINE struct NAME(view) NAME(look_at)(const struct NAME(span) *span, int first)
 {
     struct NAME(view) view;
     memset(&view, 0, sizeof view);
     view.smallest = NAME(all)(~0u);
-    for (size_t i = 0; i < n; i += NAME(STRIDE))
-        NAME(look16)(&view, x + i, first);
+    for (size_t i = 0; i < span->whole; i += NAME(STRIDE))
+        NAME(look16)(&view, span->x + i, first);
+    if (span->n > span->whole)
+        NAME(look16)(&view, span->rest, first);
     return view;
 }
 
@@ -100,34 +127,41 @@ INLINE uint32_t NAME(largest)(NAME(bits) x)
 INLINE void NAME(add_planes)(const struct NAME(view) *view, size_t n, int first, int last, int place,
                              struct tally *tally)
 {
+    size_t most = (n + LANES - 1) / LANES; /* in a lane */
     for (int exponent = first; exponent <= last; exponent++, place++) {
         uint32_t count = 0;
-        for (int k = 0; n / LANES >> k; k++)
+        for (int k = 0; most >> k; k++)
             count += NAME(ones_at)(view->plane[k], place & 31) << k;
         tally->hist[bin_of(exponent - BIAS)] += count;
     }
 }
 
-static TARGET void NAME(add_wide)(const float *x, size_t n, int first, int last, struct tally *tally)
+static TARGET void NAME(add_wide)(const struct NAME(span) *span, int first, int last, struct tally *tally)
 {
     for (; first <= last; first += 32) {
-        struct NAME(view) view = NAME(look_at)(x, n, first);
-        NAME(add_planes)(&view, n, first, first + 31 < last ? first + 31 : last, 0, tally);
+        struct NAME(view) view = NAME(look_at)(span, first);
+        NAME(add_planes)(&view, span->n, first, first + 31 < last ? first + 31 : last, 0, tally);
     }
 }
 
-/* Of n elements, a multiple of STRIDE, the largest of which has this exponent. In float32, multiplied by a power of
- * two so that no square is lost that counts. A lane adds at most BLOCK / 4 / LANES squares, so the error is below
- * 128 * 2^-24 = 8e-6 of the sum. */
-static TARGET double NAME(sum_of_squares)(const float *x, size_t n, int exponent)
+INLINE void NAME(add_squares)(NAME(reals) *sum, const float *x, size_t n, float factor)
+{
+    for (size_t i = 0; i < n; i += 4 * LANES)
+        for (int k = 0; k < 4; k++)
+            sum[k] = NAME(add_square)(sum[k], x + i + k * LANES, factor);
+}
+
+/* Of elements the largest of which has this exponent. In float32, multiplied by a power of two so that no square is
+ * lost that counts. A lane adds at most BLOCK / 4 / LANES squares, so the error is below 128 * 2^-24 = 8e-6 of the
+ * sum. */
+static TARGET double NAME(sum_of_squares)(const struct NAME(span) *span, int exponent)
 {
     int scale = 2 * BIAS - exponent;
     float factor = float_of((uint32_t)(scale < 1 ? 1 : scale) << MANTISSA), lane[LANES];
     NAME(reals) sum[4];
     memset(sum, 0, sizeof sum);
-    for (size_t i = 0; i < n; i += 4 * LANES)
-        for (int k = 0; k < 4; k++)
-            sum[k] = NAME(add_square)(sum[k], x + i + k * LANES, factor);
+    NAME(add_squares)(sum, span->x, span->whole, factor);
+    NAME(add_squares)(sum, span->rest, (span->n - span->whole + 4 * LANES - 1) / (4 * LANES) * (4 * LANES), factor);
     NAME(reals) rest = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     memcpy(lane, &rest, sizeof lane);
     double total = 0;
@@ -136,22 +170,22 @@ static TARGET double NAME(sum_of_squares)(const float *x, size_t n, int exponent
     return total / ((double)factor * (double)factor);
 }
 
-/* Counts n elements, a multiple of STRIDE; or answers 0, having counted nothing, if one is not finite. */
-static TARGET int NAME(count_finite)(const float *x, size_t n, struct tally *tally)
+/* Counts what is there; or answers 0, having counted nothing, if an element is not finite. */
+static TARGET int NAME(count_finite)(const struct NAME(span) *span, struct tally *tally)
 {
-    struct NAME(view) view = NAME(look_at)(x, n, NAME(ALL));
-    uint32_t largest = NAME(largest)(view.largest);
+    struct NAME(view) view = NAME(look_at)(span, NAME(ALL));
+    uint32_t largest = NAME(largest)(view.largest), n = (uint32_t)NAME(filled)(span);
     if (largest >= INFINITE)
         return 0;
     uint32_t smallest = ~NAME(largest)(~view.smallest);
     int first = (int)(smallest >> MANTISSA), last = (int)(largest >> MANTISSA);
     if (last - first < 32)
-        NAME(add_planes)(&view, n, first, last, first, tally); /* none if all are zero: first is beyond last */
+        NAME(add_planes)(&view, span->n, first, last, first, tally); /* none if all are zero: first is beyond last */
     else
-        NAME(add_wide)(x, n, first, last, tally);
-    tally->n_offgrid += (uint32_t)n - NAME(total)(view.n_float16);
-    tally->n_offgrid_bf16 += (uint32_t)n - NAME(total)(view.n_bfloat16);
-    tally->sum_sq += NAME(sum_of_squares)(x, n, last);
+        NAME(add_wide)(span, first, last, tally);
+    tally->n_offgrid += n - NAME(total)(view.n_float16);
+    tally->n_offgrid_bf16 += n - NAME(total)(view.n_bfloat16);
+    tally->sum_sq += NAME(sum_of_squares)(span, last);
     see_max_abs(tally, float_of(largest));
     return 1;
 }
@@ -173,26 +207,18 @@ static TARGET void NAME(take_nonfinite)(const float *restrict x, size_t n, float
     tally->n_nan += n_nan;
 }
 
-static TARGET void NAME(count_whole)(const float *x, size_t n, struct tally *tally)
+static TARGET void NAME(count_planes)(const float *x, size_t n, struct tally *tally)
 {
-    if (NAME(count_finite)(x, n, tally))
+    if (n <= FEW) {
+        NAME(count_any)(x, n, tally);
+        return;
+    }
+    struct NAME(span) span;
+    NAME(cut)(&span, x, n);
+    if (NAME(count_finite)(&span, tally))
         return;
     float finite[BLOCK];
     NAME(take_nonfinite)(x, n, finite, tally);
-    NAME(count_finite)(finite, n, tally);
-}
-
-static TARGET void NAME(count_planes)(const float *x, size_t n, struct tally *tally)
-{
-    size_t rest = n % NAME(STRIDE), padding = rest ? NAME(STRIDE) - rest : 0;
-    if (!padding)
-        NAME(count_whole)(x, n, tally);
-    else if (n <= 32)
-        NAME(count_any)(x, n, tally);
-    else {
-        float padded[BLOCK]; /* with zeros, which are in no bin and on every grid */
-        memcpy(padded, x, n * sizeof *x);
-        memset(padded + n, 0, padding * sizeof *x);
-        NAME(count_whole)(padded, n + padding, tally);
-    }
+    NAME(cut)(&span, finite, n);
+    NAME(count_finite)(&span, tally);
 }
