@@ -5,13 +5,17 @@
 | 2xx with a JSON object | stored |
 | no connection, 408, 429, 5xx | later: it may pass |
 | 401, 403, 421; what no ampwatch server answers to a batch (a web page, a redirection, 404) | barred: a person must do something |
+| 413 | too large: in parts it may be taken |
+| 415, 426 | unread: in another encoding it may be taken |
 | any other 4xx | refused: this batch never |
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 LONGEST_PAUSE_S: Final = 86400.0
 
 _FOREIGN: Final = frozenset({400, 404, 405, 501})  # what another kind of server says of such a request
+_MENDABLE: Final[dict[int, Literal["too large", "unread"]]] = {413: "too large", 415: "unread", 426: "unread"}
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+\Z")
 
 
@@ -28,37 +33,22 @@ class Answer(NamedTuple):
     """An answer, or its absence.
 
     `pause_s` is the time that the server asks for before the next request, None where it asks for none. `about` tells
-    warnings apart, of which one is given for each.
+    warnings apart, of which one is given for each. `status` is 0 where there was no response.
     """
 
-    outcome: Literal["stored", "later", "barred", "refused"]
+    outcome: Literal["stored", "later", "barred", "too large", "unread", "refused"]
     about: str = ""
     warning: str = ""
     pause_s: float | None = None
+    status: int = 0
 
 
 def read(response: httpx.Response, server: str, token: str | None) -> Answer:
     """What a response means."""
-    status, said = response.status_code, _json_of(response)
-    if response.is_success and said is not None:
-        return Answer("stored", pause_s=_seconds(said.get("next_batch_s")))
-    if status in (401, 403):
-        return Answer("barred", "token", _token_advice(server, token, status))
-    if status in (408, 429) or (status >= 500 and status != 501):
-        trouble = (
-            f"{server} answers {status} {response.reason_phrase}; trying again until it takes the records"
-        )
-        return Answer("later", f"status {status}", trouble, _seconds(response.headers.get("Retry-After")))
-    if status == 421:
-        return Answer("barred", "host", f"{server} refused records: {_reason(response, said)}")
-    if status < 400 or status in _FOREIGN:
-        return Answer("barred", "foreign", _foreign_advice(response, said, server))
-    return Answer(
-        "refused", f"status {status}", f"{server} refused records: {status} {_reason(response, said)}"
-    )
+    return _read(response, server, token)._replace(status=response.status_code)
 
 
-def failed(error: httpx.TransportError, server: str) -> Answer:
+def failed(error: httpx.HTTPError, server: str) -> Answer:
     """What it means that there was no response."""
     text = re.sub(r"\A\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     return Answer("later", "connection", f"{server} cannot be reached: {text}{_hint(text)}")
@@ -93,6 +83,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _read(response: httpx.Response, server: str, token: str | None) -> Answer:
+    status, said = response.status_code, _json_of(response)
+    if response.is_success and said is not None:
+        return Answer("stored", pause_s=_seconds(said.get("next_batch_s")))
+    if status in (401, 403):
+        return Answer("barred", "token", _token_advice(server, token, status))
+    if status in (408, 429) or (status >= 500 and status != 501):
+        trouble = (
+            f"{server} answers {status} {response.reason_phrase}; trying again until it takes the records"
+        )
+        return Answer("later", f"status {status}", trouble, _retry_after(response))
+    if status == 421:
+        return Answer("barred", "host", f"{server} refused records: {_reason(response, said)}")
+    if status < 400 or status in _FOREIGN:
+        return Answer("barred", "foreign", _foreign_advice(response, said, server))
+    refusal = f"{server} refused records: {status} {_reason(response, said)}"
+    return Answer(_MENDABLE.get(status, "refused"), f"status {status}", refusal)
+
+
 def _json_of(response: httpx.Response) -> dict[str, Any] | None:
     """The JSON object of an answer; None where it is something else."""
     try:
@@ -104,8 +113,22 @@ def _json_of(response: httpx.Response) -> dict[str, Any] | None:
 
 def _seconds(value: Any) -> float | None:
     try:
-        return min(max(float(value), 0.0), LONGEST_PAUSE_S)
+        seconds = float(value)
     except (TypeError, ValueError):
+        return None
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_PAUSE_S)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """`Retry-After` in s: a number, or a date by the clock of the server."""
+    given = response.headers.get("Retry-After")
+    seconds = _seconds(given)
+    if given is None or seconds is not None:
+        return seconds
+    try:
+        now = parsedate_to_datetime(response.headers["Date"])
+        return _seconds((parsedate_to_datetime(given) - now).total_seconds())
+    except (KeyError, TypeError, ValueError):
         return None
 
 

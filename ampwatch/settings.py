@@ -57,6 +57,7 @@ class Settings:
     tensor_every: int = field(default=25, metadata=_env("TENSOR_EVERY", int))
     flush_s: float = field(default=1.0, metadata=_env("FLUSH_S", float))
     spool_max_bytes: int = field(default=2 << 30, metadata=_env("SPOOL_MAX_BYTES", int))
+    spool_min_free_bytes: int | None = field(default=None, metadata=_env("SPOOL_MIN_FREE_BYTES", int))
     statistics: str = field(default="auto", metadata=_env("STATS"))
     enabled: bool = field(default=True, metadata=_env("DISABLED", _not_flag))
     quiet: bool = field(default=False, metadata=_env("QUIET", _flag))
@@ -67,6 +68,8 @@ class Settings:
         for name in ("tensor_every", "flush_s", "spool_max_bytes"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name}: got {getattr(self, name)!r}, it must be above 0")
+        if (floor := self.spool_min_free_bytes) is not None and floor < 0:
+            raise SettingsError(f"spool_min_free_bytes: got {floor!r}, it must be 0 or above")
         if self.run is not None and not RUN_ID.match(self.run):
             raise SettingsError(f"run: got {self.run!r}, it must be {RUN_ID_RULE}")
 

@@ -5,28 +5,28 @@
 | stored | delivered; the next burst after the `next_batch_s` that the server asks for |
 | later | the same batch again after 0.5, 1, 2 … 60 s with jitter, or after `Retry-After` |
 | barred | one warning that says what to do; the same batch again every 5 minutes |
-| refused | counted, one warning for each status, on with the next batch |
+| refused | counted and told of, one warning for each status, on with the next batch |
 
-The queue is bounded in bytes. What does not fit, and what was on its way when the queue was full, is read again
-from the spool once the queue is empty.
+The queue is bounded in bytes. From the first batch that does not fit on, all are read again from the spool, in their
+order, until nothing is left behind: an outage of days costs no memory.
 """
 
 from __future__ import annotations
 
-import gzip
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
-from . import answers, records
+from . import answers
 from .answers import Answer
+from .cuts import Cuts
 from .guard import guard
 from .notices import warn
 from .records import Batch
+from .sender import Sender
 
 if TYPE_CHECKING:
     import httpx
@@ -35,9 +35,6 @@ QUEUE_BYTES: Final = 16 << 20
 FIRST_RETRY_S: Final = 0.5
 LONGEST_RETRY_S: Final = 60.0
 BARRED_RETRY_S: Final = 300.0
-TIMEOUT_S: Final = 30.0
-CONNECT_TIMEOUT_S: Final = 10.0
-MEDIA_TYPE: Final = "application/vnd.ampwatch.batch"
 
 
 class Transport:
@@ -48,7 +45,10 @@ class Transport:
             address, or one that is none, gives one warning and nothing is sent.
         token: sent as `Authorization: Bearer`.
         meanwhile: what a warning says of the training and of the records, such as where they are kept.
-        reread: gives the producer's spooled batches, for those that did not fit into the queue.
+        reread: gives the producer's spooled batches that it has not given before, in their order, for those that did
+            not fit into the queue.
+        cuts: how batches are cut that are too large.
+        refused: told on the thread of each batch that was refused for good.
         http: transport of httpx in place of the network.
         first_retry_s, barred_retry_s: wait before the first retry, and where a person must do something first.
         queue_bytes: bound of the bodies that wait in memory.
@@ -61,6 +61,8 @@ class Transport:
         *,
         meanwhile: Callable[[], str] = lambda: "Training goes on",
         reread: Callable[[], Iterable[Batch]] | None = None,
+        cuts: Cuts | None = None,
+        refused: Callable[[Batch, Answer], object] | None = None,
         http: httpx.BaseTransport | None = None,
         first_retry_s: float = FIRST_RETRY_S,
         barred_retry_s: float = BARRED_RETRY_S,
@@ -68,11 +70,12 @@ class Transport:
     ) -> None:
         self._server, self._token, self._http = server.rstrip("/"), token, http
         self._meanwhile, self._reread = meanwhile, reread or tuple
+        self._cuts, self._refused = cuts or Cuts(None), refused
         self._first_retry_s, self._barred_retry_s = first_retry_s, barred_retry_s
         self._queue_bytes = queue_bytes
         self._queue: deque[Batch] = deque()
         self._queued_bytes = 0
-        self._missed: set[int] = set()
+        self._behind: tuple[int, int] | None = None  # first and last number of what did not fit
         self._busy = False
         self._wake = threading.Condition()
         self._hurry = False  # close() is waiting: no pauses between bursts
@@ -82,6 +85,7 @@ class Transport:
         self._thread: threading.Thread | None = None
         self.delivered = 0
         self.rejected = 0
+        self._answered = -1
         self.refusal = answers.why_not(server)
         if self.refusal:
             warn("%s. Training goes on, nothing is sent", self.refusal)
@@ -91,17 +95,27 @@ class Transport:
         """Whether it has been said already that something is wrong."""
         return bool(self._warned)
 
-    def submit(self, batch: Batch) -> bool:
-        """Queue a batch; False if it did not fit (it is read from the spool later). Never blocks on the network."""
+    @property
+    def answered_seq(self) -> int:
+        """Of all spooled batches up to this number none waits for an answer any more."""
+        behind = self._behind
+        return self._answered if behind is None else min(self._answered, behind[0] - 1)
+
+    def submit(self, batch: Batch, *, is_spooled: bool = True) -> bool:
+        """Queue a batch; False if it did not fit, and is read from the spool later. Never blocks on the network.
+
+        One that is not in the spool is queued out of turn, as it could not be read from there.
+        """
         if self.refusal:
             return False
         with self._wake:
-            fits = self._queued_bytes + len(batch.body) <= self._queue_bytes
+            in_turn = self._behind is None or not is_spooled
+            fits = in_turn and self._queued_bytes + len(batch.body) <= self._queue_bytes
             if fits:
                 self._queue.append(batch)
                 self._queued_bytes += len(batch.body)
-            else:
-                self._missed.add(batch.seq)
+            elif is_spooled:
+                self._behind = (self._behind[0] if self._behind else batch.seq, batch.seq)
             self._wake.notify_all()
         self._start()
         return fits
@@ -129,38 +143,28 @@ class Transport:
             self._thread.start()
 
     def _idle(self) -> bool:
-        return not (self._queue or self._missed or self._busy)
+        return not (self._queue or self._behind or self._busy)
 
     def _loop(self) -> None:
-        import httpx  # here, as it takes 50 ms and a job without a server needs none
-
-        headers = {"Content-Type": MEDIA_TYPE, "Content-Encoding": "gzip"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        # A proxy of the environment would be handed the token on the way to this machine itself.
-        proxies = not answers.is_loopback(urlsplit(self._server).hostname or "")
-        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        with httpx.Client(
-            transport=self._http, headers=headers, timeout=timeout, trust_env=proxies
-        ) as client:
+        with Sender(self._server, self._token, http=self._http) as sender:
             while not self._closed:
                 pause_s = LONGEST_RETRY_S  # after a failure of our own
                 with guard("transport.burst"):
-                    pause_s = self._burst(client)
+                    pause_s = self._burst(sender)
                 self._pause(pause_s)
 
-    def _burst(self, client: httpx.Client) -> float:
+    def _burst(self, sender: Sender) -> float:
         """Send everything there is; answer how long to pause before the next burst, in s."""
         with self._wake:
-            self._wake.wait_for(lambda: self._closed or self._queue or self._missed)
+            self._wake.wait_for(lambda: self._closed or self._queue or self._behind)
         pause_s = 0.0
         while batch := self._next():
             try:
-                pause_s = self._deliver(client, batch)
+                pause_s = self._deliver(sender, batch)
             finally:
                 self._done()
-        if self._missed:
-            self._send_missed(client)
+        if self._behind:
+            self._catch_up(sender)
         return pause_s
 
     def _next(self) -> Batch | None:
@@ -177,49 +181,53 @@ class Transport:
             self._busy = False
             self._wake.notify_all()
 
-    def _send_missed(self, client: httpx.Client) -> None:
+    def _catch_up(self, sender: Sender) -> None:
         """Send what did not fit, from the spool; what a whole reading of it does not show has been dropped there."""
-        with self._wake:
-            missed = set(self._missed)
+        assert self._behind is not None
+        first, last = self._behind
         for batch in self._reread():
-            if batch.seq in missed:
-                self._deliver(client, batch)
-                if self._closed:  # perhaps before it was answered
+            if batch.seq >= first:
+                self._deliver(sender, batch)
+                if self._closed or self._reach(batch.seq):  # closed perhaps before it was answered
                     return
-                self._strike({batch.seq})
-        self._strike(missed)
+        self._reach(last)
 
-    def _strike(self, seqs: set[int]) -> None:
+    def _reach(self, seq: int) -> bool:
+        """Nothing is behind up to this number; True where nothing is any more."""
         with self._wake:
-            self._missed -= seqs
+            if self._behind is not None:
+                self._behind = None if seq >= self._behind[1] else (seq + 1, self._behind[1])
             self._wake.notify_all()
+            return self._behind is None
 
-    def _deliver(self, client: httpx.Client, batch: Batch) -> float:
+    def _deliver(self, sender: Sender, batch: Batch) -> float:
         """Post one batch until it is stored, refused for good, or the transport closed; answer `next_batch_s`."""
-        body = gzip.compress(records.to_bytes(batch), compresslevel=1)
         retry_s, tries = self._first_retry_s, 0
         while not self._closed:
             is_last_try = self._hurry
-            answer, tries = self._post(client, body), tries + 1
+            answer, tries = self._send(sender, batch), tries + 1
             self._note(answer, tries, is_last_try)
-            if answer.outcome == "stored":
-                self.delivered += 1
+            if answer.outcome in ("stored", "refused"):
+                self._settle(batch, answer)
                 return min(answer.pause_s or 0.0, LONGEST_RETRY_S)
-            if answer.outcome == "refused":
-                self.rejected += 1
-                return 0.0
             self._pause(self._wait_s(answer, retry_s))
             retry_s = min(2 * retry_s, LONGEST_RETRY_S)
         return 0.0
 
-    def _post(self, client: httpx.Client, body: bytes) -> Answer:
-        import httpx
+    def _send(self, sender: Sender, batch: Batch) -> Answer:
+        """The answer to a batch; one that we fail over ourselves is passed over, or it would stop all the others."""
+        with guard("transport.send"):
+            return sender.send(batch, self._cuts)
+        return Answer("refused", "own")
 
-        try:
-            response = client.post(f"{self._server}/v1/batches", content=body)
-        except httpx.TransportError as error:
-            return answers.failed(error, self._server)
-        return answers.read(response, self._server, self._token)
+    def _settle(self, batch: Batch, answer: Answer) -> None:
+        if answer.outcome == "stored":
+            self.delivered += 1
+        else:
+            self.rejected += 1
+            if self._refused is not None:
+                self._refused(batch, answer)
+        self._answered = max(self._answered, batch.seq)
 
     def _note(self, answer: Answer, tries: int, is_last_try: bool) -> None:
         """Warn of an answer, the first of its kind; of trouble that has an answer only where it has not passed."""

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from . import records, spool
-from .errors import RunNotFound, SpoolError
+from . import records, run_length, tombstones
+from .answers import Answer
+from .cuts import Cuts
 from .guard import failures, guard
 from .joblog import JobLog, Place
+from .keeper import Keeper
 from .notices import warn
 from .records import Batch, Event, Table
-from .settings import PREFIX, Settings
-from .spool import Dropped, SpoolWriter
+from .settings import Settings
+from .spool import Tail
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -30,13 +30,11 @@ if TYPE_CHECKING:
 
     from .diagnosis.findings import Finding
 
-BATCH_BYTES: Final = 4 << 20
+BATCH_BYTES: Final = 512 << 10  # below what proxies take by default, which is 1 MiB
 HEARTBEAT_S: Final = 10.0
 FINISH_S: Final = 15.0
 SEND_AT_FINISH_S: Final = 4.0
 MAX_PENDING_EVENTS: Final = 1 << 16
-UNTIL_FAILURE: Final = "up to where writing failed"
-WITHIN_BOUND: Final = f"as far as {PREFIX}SPOOL_MAX_BYTES left room"
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ class Worker:
     """One producer's queue and the daemon thread that empties it, at least every `settings.flush_s`.
 
     Every batch goes to the spool first, then to the server (if one is set), then to the diagnosis. None of the
-    three can stop another. Without a spool (an unwritable folder, a full disk: one warning) the rest goes on, and
-    so it does where the spool has no more room (`settings.spool_max_bytes`: one warning).
+    three can stop another; what is done without a spool, or where it has no room, says keeper.py.
 
     Arguments:
         settings, run, producer, rank: as in `Recorder`.
@@ -95,8 +92,9 @@ class Worker:
         self._described = False
         self._stop = threading.Event()
         self._reason = ""
-        self._spool: SpoolWriter | None = None
-        self._part = ""  # what of the run is kept on disk, where that is not all of it
+        self._keeper = Keeper(settings, run, producer, lambda what: warn("%s. %s", what, self._meanwhile()))
+        self._tail = Tail(self._keeper.folder)
+        self._refused: deque[tuple[Batch, Answer]] = deque()
         self._transport = self._make_transport(http)
         self._joblog = JobLog(rank == 0 and not settings.quiet, listeners)
         self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
@@ -135,23 +133,16 @@ class Worker:
 
     def _loop(self) -> None:
         with guard("recorder.open"):
-            self._open()
+            self._keeper.open()
         while not self._stop.wait(self._settings.flush_s):
             self._flush()
         self._flush(final=True)
         with guard("recorder.close"):
             self._close()
 
-    def _open(self) -> None:
-        try:
-            self._spool = SpoolWriter(
-                self._settings.dir, self._run, self._producer, max_bytes=self._settings.spool_max_bytes
-            )
-        except SpoolError as error:
-            self._do_without_spool(str(error))
-
     def _flush(self, final: bool = False) -> None:
         with guard("recorder.flush", self._fault):
+            self._take_refused()
             harvests = self._harvest(final)
             events = [
                 *self._description(),
@@ -160,11 +151,23 @@ class Worker:
             ]
             if final:
                 events.append(Event("finish", self._clock(), data=self._end()))
-            batches = list(self._pack(events, harvests)) or self._heartbeat()
-            if batches:
-                self._last_batch = self._clock()
-                self._deliver(batches)
-                self._joblog.add(batches, self._fault, say=not final)
+            if not events and not any(h.attempts or h.tensors for h in harvests):
+                events = self._heartbeat()
+                if not events:
+                    return
+            batches = self._send_off(events, harvests)
+            self._joblog.add(batches, self._fault, say=not final)
+
+    def _send_off(self, events: list[Event], harvests: Sequence[Harvest] = ()) -> list[Batch]:
+        """Pack and deliver these, and what there is to tell of losses, which is told again until it is kept."""
+        told = self._keeper.lost.take()
+        mourned = [tombstones.event(each, self._clock()) for each in told]
+        batches = list(self._pack(run_length.coded([*events, *mourned]), harvests))
+        self._last_batch = self._clock()
+        lost = self._deliver(batches)
+        if any(batch.kind == "events" for batch in lost):
+            self._keeper.lost.add(told)
+        return batches
 
     def _harvest(self, final: bool) -> list[Harvest]:
         harvests = []
@@ -176,18 +179,17 @@ class Worker:
                 self._joblog.count(harvests[-1].attempts)
         return harvests
 
-    def _pack(self, events: list[Event], harvests: list[Harvest]) -> Iterator[Batch]:
-        if events:
-            yield self._pack_events(events)
+    def _pack(self, events: list[Event], harvests: Sequence[Harvest]) -> Iterator[Batch]:
+        for group in _groups(events):
+            yield records.pack_events(group, **self._key())
         for harvest in harvests:
             yield from self._pack_table("attempts", harvest.attempts)
         for harvest in harvests:
             yield from self._pack_table("tensors", harvest.tensors)
 
-    def _heartbeat(self) -> list[Batch]:
-        if self._clock() - self._last_batch < HEARTBEAT_S:
-            return []
-        return [self._pack_events([Event("heartbeat", self._clock())])]
+    def _heartbeat(self) -> list[Event]:
+        is_due = self._clock() - self._last_batch >= HEARTBEAT_S
+        return [Event("heartbeat", self._clock())] if is_due else []
 
     def _description(self) -> Iterator[Event]:
         if not self._described:
@@ -206,9 +208,6 @@ class Worker:
     def _end(self) -> dict[str, Any]:
         return {"reason": self._reason, **self._joblog.counts, "faults": sum(failures.values())}
 
-    def _pack_events(self, events: list[Event]) -> Batch:
-        return records.pack_events(events, **self._key())
-
     def _pack_table(self, kind: Literal["attempts", "tensors"], table: Table | None) -> Iterator[Batch]:
         for part in _parts(table or {}):
             yield records.pack_table(kind, part, **self._key())
@@ -216,47 +215,38 @@ class Worker:
     def _key(self) -> dict[str, Any]:
         return {"producer": self._producer, "seq": next(self._seq), "run": self._run, "rank": self._rank}
 
-    def _deliver(self, batches: list[Batch]) -> None:
-        spooled = self._write(batches)
-        if self._transport is None:
-            return
-        refused = [batch for batch in batches if not self._transport.submit(batch)]
-        lost = [batch for batch in refused if batch.seq not in spooled]
-        self._drop(Dropped(b.kind, b.seq, b.seq, "queue full and not spooled") for b in lost)
+    def _deliver(self, batches: list[Batch]) -> list[Batch]:
+        """Spool and send; those that neither disk nor server took."""
+        spooled = self._keeper.write(batches)
+        lost = [batch for batch in batches if not self._submit(batch, is_spooled=batch.seq in spooled)]
+        self._keeper.miss(lost, "queue full and not spooled" if self._transport else "not spooled")
+        if self._transport is not None:
+            self._keeper.forget(self._transport.answered_seq)
+        return lost
 
-    def _write(self, batches: list[Batch]) -> set[int]:
-        """Spool the batches; answer the sequence numbers of those that the spool has taken."""
-        if self._spool is None:
-            return set()
-        try:
-            dropped = self._spool.write(batches)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._spool.close()
-            self._spool = None
-            self._do_without_spool(f"{self._settings.dir} cannot be written any more: {error.strerror}")
-            return set()
-        if dropped:
-            self._tell_full()
-            self._drop(dropped)
-        return {batch.seq for batch in batches if not any(each.holds(batch) for each in dropped)}
+    def _submit(self, batch: Batch, *, is_spooled: bool) -> bool:
+        """Send a batch, if there is a server; whether it is kept anywhere."""
+        is_queued = self._transport is not None and self._transport.submit(batch, is_spooled=is_spooled)
+        return is_queued or is_spooled
 
-    def _drop(self, dropped: Iterable[Dropped]) -> None:
-        for each in dropped:
-            self.put("dropped", data=each._asdict())
+    def _take_refused(self) -> None:
+        while self._refused:
+            batch, answer = self._refused.popleft()
+            self._keeper.reject(batch, answer.status)
 
     def _fault(self, where: str, error: Exception, count: int) -> None:
         self.put("fault", data={"where": where, "error": repr(error), "count": count})
 
     def _close(self) -> None:
-        if self._events:  # what the last flush itself had to say
-            self._deliver([self._pack_events(list(self._queued()))])
-        if self._spool is not None:
-            self._spool.close()
+        events = list(self._queued())
+        if events or self._keeper.lost:  # what the last flush itself had to say
+            self._send_off(events)
+        with guard("recorder.close_spool"):
+            self._keeper.close()
         is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)
         is_told = self._joblog.say_verdict(self._place(is_sent))
         if self._transport is not None and not (is_sent or is_told or self._transport.has_warned):
-            kept = "kept in part" if self._part else f"kept in {self._settings.dir}"
+            kept = "kept in part" if self._keeper.part else f"kept in {self._settings.dir}"
             warn("the server did not take the last records within %g s; they are %s", SEND_AT_FINISH_S, kept)
 
     def _make_transport(self, http: httpx.BaseTransport | None) -> Transport | None:
@@ -264,39 +254,20 @@ class Worker:
         if not settings.server:
             return None
         made = Transport(
-            settings.server, settings.token, meanwhile=self._meanwhile, reread=self._reread, http=http
+            settings.server,
+            settings.token,
+            meanwhile=self._meanwhile,
+            reread=self._tail.read,
+            cuts=Cuts(self._keeper.folder, lambda: next(self._seq)),
+            refused=lambda batch, answer: self._refused.append((batch, answer)),
+            http=http,
         )
         return None if made.refusal else made
 
-    def _reread(self) -> Iterator[Batch]:
-        """What the spool holds of this producer: nothing, where it could not write."""
-        with contextlib.suppress(RunNotFound):
-            yield from spool.read(self._folder)
-
-    @property
-    def _folder(self) -> Path:
-        return self._settings.dir / self._run / self._producer
-
-    def _do_without_spool(self, why: str) -> None:
-        self._part = UNTIL_FAILURE
-        warn("%s. %s", why, self._meanwhile())
-
-    def _tell_full(self) -> None:
-        """Say it at the first drop: what other runs take up is left alone, so only a person can make room."""
-        if self._part:
-            return
-        self._part = WITHIN_BOUND
-        message = (
-            "%s is full: all runs there together may take %s bytes. Of this run tensor statistics and attempts are"
-            " dropped, events are kept. Delete the folders of old runs in it, or raise %sSPOOL_MAX_BYTES. %s"
-        )
-        settings = self._settings
-        warn(message, settings.dir, f"{settings.spool_max_bytes:,}", PREFIX, self._meanwhile())
-
     def _meanwhile(self) -> str:
-        if not self._part:
+        if not self._keeper.part:
             return f"Training goes on, and the records are kept in {self._settings.dir}"
-        if self._spool is not None:
+        if self._keeper.is_writing:
             return f"Training goes on, and the records are kept in part in {self._settings.dir}"
         if self._transport is not None:
             return "Training goes on, and the records go to the server only"
@@ -309,10 +280,25 @@ class Worker:
         return Place(
             url=url if is_sent else "",
             unsent_to="" if is_sent else settings.server or "",
-            directory=settings.dir if self._folder.exists() else None,
+            directory=settings.dir if self._keeper.folder.exists() else None,
             run=self._run,
-            part=self._part,
+            part=self._keeper.part,
         )
+
+
+def _groups(events: list[Event]) -> Iterator[list[Event]]:
+    """The events in lists of at most `BATCH_BYTES`; a larger one stands alone."""
+    group: list[Event] = []
+    size = 0
+    for event in events:
+        event_bytes = len(msgspec.msgpack.encode(event))
+        if group and size + event_bytes > BATCH_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(event)
+        size += event_bytes
+    if group:
+        yield group
 
 
 def _parts(table: Table) -> Iterator[Table]:

@@ -30,8 +30,8 @@ class Kept:
             del self.events[_KEPT]
 
     def between(self, first: int, last: int) -> list[Event]:
-        """Those with first <= attempt <= last."""
-        return [event for event in self.events if first <= event.attempt <= last]
+        """Those that happened, at least once, with first <= attempt <= last."""
+        return [e for e in self.events if e.attempt <= last and first < e.attempt + e.repeat]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ampwatch.errors import AmpwatchError, InvalidBatch, RunNotFound
+from ampwatch.errors import AmpwatchError, InvalidBatch, RunNotFound, UnsupportedVersion
 
 from .inbox import Conflict, Overloaded
 from .limits import TooLarge
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 _STATUS: Final[dict[type[AmpwatchError], int]] = {
+    UnsupportedVersion: 426,  # before InvalidBatch, which it is too: a newer client keeps what an upgrade can read
     InvalidBatch: 422,
     RunNotFound: 404,
     FindingNotFound: 404,

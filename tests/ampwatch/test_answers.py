@@ -16,9 +16,10 @@ def answer(status, token="secret", **content):
 
 
 def test_a_json_object_is_an_acknowledgement():
-    assert answer(200, json={"stored": True, "next_batch_s": 7}) == Answer("stored", pause_s=7.0)
-    assert answer(200, json={"next_batch_s": "soon"}) == Answer("stored")
+    assert answer(200, json={"stored": True, "next_batch_s": 7}) == Answer("stored", pause_s=7.0, status=200)
+    assert answer(200, json={"next_batch_s": "soon"}) == Answer("stored", status=200)
     assert answer(200, json={"next_batch_s": -1}).pause_s == 0.0
+    assert answer(200, json={"next_batch_s": "NaN"}).pause_s is None
 
 
 @pytest.mark.parametrize("status", [200, 204, 302, 400, 404, 405, 501])
@@ -37,7 +38,9 @@ def test_where_a_redirection_leads_is_told():
 def test_trouble_may_pass(status):
     assert answer(status, **HTML).outcome == "later"
     assert answer(status, headers={"Retry-After": "3600"}).pause_s == 3600.0
-    assert answer(status, headers={"Retry-After": "Fri, 31 Dec 2027 23:59:59 GMT"}).pause_s is None
+    date = {"Retry-After": "Fri, 31 Dec 2027 23:59:59 GMT"}
+    assert answer(status, headers=date | {"Date": "Fri, 31 Dec 2027 23:58:00 GMT"}).pause_s == 119.0
+    assert answer(status, headers=date).pause_s is None
 
 
 @pytest.mark.parametrize("status", [409, 413, 415, 422])
@@ -45,6 +48,11 @@ def test_a_refusal_gives_the_servers_reason(status):
     said = {"title": "Invalid batch", "detail": "columns.loss: got 3 rows"}
     assert answer(status, json=said).warning == f"{SERVER} refused records: {status} columns.loss: got 3 rows"
     assert answer(413, **HTML).warning == f"{SERVER} refused records: 413 Request Entity Too Large"
+
+
+def test_what_may_be_mended_on_the_spot():
+    outcomes = {status: answer(status, **HTML).outcome for status in (413, 415, 426)}
+    assert outcomes == {413: "too large", 415: "unread", 426: "unread"}
 
 
 def test_a_host_that_the_server_does_not_know_is_told_in_its_words():

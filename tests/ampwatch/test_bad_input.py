@@ -48,7 +48,9 @@ def warnings_of(caplog):
 
 
 def watched(folder, **given):
-    settings = Settings(**{"dir": folder, "quiet": True, "flush_s": 0.02, "token": "wrong"} | given)
+    settings = Settings(
+        **{"dir": folder, "spool_min_free_bytes": 0, "quiet": True, "flush_s": 0.02, "token": "wrong"} | given
+    )
     return ampwatch.GradScaler("cpu", settings=settings)
 
 
@@ -177,7 +179,7 @@ def test_a_disk_that_is_full(folder, caplog):
     ids=str,
 )
 def test_numbers_that_are_none_given_to_the_scaler(given, folder, caplog):
-    scaler = ampwatch.GradScaler("cpu", **given, settings=Settings(dir=folder, quiet=True))
+    scaler = ampwatch.GradScaler("cpu", **given, settings=Settings.load(dir=folder, quiet=True))
     assert trained(scaler) == trained(torch.amp.GradScaler("cpu", **given))
     ampwatch.finish()
     assert (warnings_of(caplog), attempts_in(folder)) == ([], 5)
@@ -186,7 +188,7 @@ def test_numbers_that_are_none_given_to_the_scaler(given, folder, caplog):
 def test_an_interval_that_torch_refuses_is_refused_by_torch(folder, caplog):
     for make in (
         torch.amp.GradScaler,
-        lambda *a, **k: ampwatch.GradScaler(*a, **k, settings=Settings(dir=folder)),
+        lambda *a, **k: ampwatch.GradScaler(*a, **k, settings=Settings.load(dir=folder)),
     ):
         with pytest.raises(TypeError, match="must be int, not float"):
             trained(make("cpu", growth_interval=math.nan))

@@ -17,7 +17,7 @@ import ampwatch
 from ampwatch import cli
 from ampwatch.errors import AmpwatchError, RunNotFound
 from ampwatch.records import Event, pack_events, pack_table
-from ampwatch.spool import SpoolWriter
+from ampwatch.spool_writer import SpoolWriter
 
 from .spooled import PRODUCER
 

@@ -106,7 +106,7 @@ class Numbers(torch.utils.data.Dataset):
 def test_workers_of_a_data_loader_record_nothing_and_are_silent(tmp_path, capfd):
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    scaler = ampwatch.GradScaler("cpu", model=model, settings=Settings(dir=tmp_path, quiet=True))
+    scaler = ampwatch.GradScaler("cpu", model=model, settings=Settings.load(dir=tmp_path, quiet=True))
     loader = torch.utils.data.DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context="fork")
     for _ in range(2):
         for batch in loader:

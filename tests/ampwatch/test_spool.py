@@ -3,6 +3,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections import namedtuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,9 +11,13 @@ from hypothesis import strategies as st
 
 from ampwatch import records, spool
 from ampwatch.errors import InvalidBatch, RunNotFound, SpoolError
-from ampwatch.spool import Dropped, SpoolWriter, Tail
+from ampwatch.room import Room
+from ampwatch.spool import Tail
+from ampwatch.spool_writer import Dropped, SpoolWriter
 
 from .spooled import OTHER, PRODUCER, attempts, events, tensors
+
+Usage = namedtuple("Usage", "total free")
 
 
 def writer(directory, run="r", producer=PRODUCER, max_bytes=1 << 30, **how):
@@ -163,6 +168,59 @@ def test_then_the_oldest_attempts_and_then_new_ones_but_never_events(tmp_path):
     assert [(batch.run, batch.seq) for batch in spool.read(tmp_path)] == [("r", 1), ("r", 2), ("s", 1)]
 
 
+def test_new_tensors_do_not_push_out_attempts(tmp_path):
+    size = framed_bytes(attempts(0))
+    spooled = writer(tmp_path, max_bytes=size, segment_bytes=size)
+    spooled.write([attempts(0)])
+    assert spooled.write([tensors(1)]) == [Dropped("tensors", 1, 1, "spool_max_bytes")]
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0]
+
+
+def test_also_an_open_segment_of_tensors_makes_room_for_attempts(tmp_path):
+    spooled = writer(tmp_path, max_bytes=2 * framed_bytes(tensors(0)))
+    spooled.write([tensors(0), tensors(1)])
+    assert spooled.write([attempts(2)]) == [Dropped("tensors", 0, 1, "spool_max_bytes", 2)]
+    assert [batch.seq for batch in spool.read(tmp_path)] == [2]
+
+
+def test_events_go_last_and_are_counted(tmp_path, monkeypatch):
+    size = framed_bytes(events(0))
+    over = Room(tmp_path, 0, usage=lambda path: Usage(100 << 30, (10 << 30) + 2 * size))
+    spooled = writer(tmp_path, room=over)
+    assert [spooled.write([events(seq)]) for seq in range(2)] == [[], []]
+    full = writer(tmp_path, run="s", room=Room(tmp_path, 1 << 30, usage=lambda path: Usage(1 << 40, 9 << 30)))
+    lost = Dropped("events", 0, 1, "spool_min_free_bytes", 2)
+    assert full.write([events(0, run="s"), events(1, run="s")]) == [lost]
+
+
+def test_what_the_server_has_is_deleted_10_minutes_later_but_events_stay(tmp_path):
+    now, size = [0.0], framed_bytes(attempts(0))
+    spooled = writer(tmp_path, segment_bytes=size, clock=lambda: now[0])
+    for seq in range(0, 9, 3):
+        spooled.write([events(seq), attempts(seq + 1), tensors(seq + 2)])
+    for now[0], seq, left in ((0, 1, 9), (599, 4, 9), (600, 4, 8), (1199, 8, 6), (1799, 8, 5)):
+        spooled.forget(seq)
+        assert len(list(spool.read(tmp_path))) == left
+    assert [batch.kind for batch in spool.read(tmp_path)] == ["events", "events", "events", "attempts", "tensors"]
+
+
+def test_a_folder_that_somebody_deleted_is_made_again(tmp_path):
+    spooled = writer(tmp_path)
+    spooled.write([events(0), attempts(1)])
+    shutil.rmtree(spooled.path)
+    spooled.write([events(2), attempts(3)])
+    assert [batch.seq for batch in spool.read(tmp_path)] == [2, 3]
+
+
+def test_what_was_refused_is_laid_aside_and_is_no_part_of_the_record(tmp_path):
+    spooled = writer(tmp_path)
+    spooled.write([events(0)])
+    spooled.reject(events(0), 422)
+    assert list(spool.read(tmp_path)) == [events(0)]
+    (path,) = tmp_path.glob("*/*/rejected/*")
+    assert (path.name, list(spool.read_segment(path))) == ("events-000000-422.awb", [events(0)])
+
+
 def test_other_runs_count_towards_the_bound_and_are_left_alone(tmp_path):
     writer(tmp_path).write([tensors(0)])
     spooled = writer(tmp_path, run="s", max_bytes=framed_bytes(tensors(0)))
@@ -204,7 +262,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_what_a_flush_wrote_outlives_a_killed_process(tmp_path):
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from ampwatch import records; from ampwatch.spool import SpoolWriter\n"
+        "from ampwatch import records; from ampwatch.spool_writer import SpoolWriter\n"
         f"spool = SpoolWriter(Path(sys.argv[1]), 'r', {PRODUCER!r}, max_bytes=1 << 30)\n"
         f"spool.write([records.pack_events([], producer={PRODUCER!r}, seq=0, run='r', rank=0)])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -218,7 +276,7 @@ def test_what_a_flush_wrote_outlives_a_killed_process(tmp_path):
 def test_no_damage_makes_the_reader_raise_anything_else(tmp_path, data):
     path = tmp_path / "r" / PRODUCER / "events-000000.awb"
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = bytearray(b"".join(map(spool._frame, [events(0), events(1)])))
+    whole = bytearray(b"".join(map(spool.frame, [events(0), events(1)])))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])

@@ -8,7 +8,7 @@ import pytest
 from ampwatch import records
 from ampwatch.transport import Transport
 
-from .spooled import attempts, events
+from .spooled import PRODUCER, attempts, events
 
 SERVER = "http://127.0.0.1:8642"
 
@@ -152,7 +152,7 @@ def test_what_happens_meanwhile_is_part_of_a_warning(caplog):
     assert caplog.messages[0].endswith("Training goes on, and the records are kept in runs")
 
 
-@pytest.mark.parametrize("status", [409, 413, 415, 422])
+@pytest.mark.parametrize("status", [409, 410, 422, 431])
 def test_what_is_refused_for_good_is_counted_and_passed_over(status, caplog):
     server = Server((status, {"detail": "why"}), (status, {"detail": "why"}), stored())
     client = transport(server)
@@ -210,7 +210,39 @@ def test_what_closing_broke_off_is_not_held_for_sent():
     assert server.asked.acquire(timeout=5)
     assert not client.close(0.05)
     client._thread.join(5)
-    assert (client._missed, client.delivered) == ({0, 1}, 0)
+    assert (client.answered_seq, client.delivered) == (-1, 0)
+
+
+def test_an_outage_of_days_costs_no_memory_and_ends_in_order():
+    server, spooled = Server(httpx.ConnectError("refused")), [attempts(seq) for seq in range(50)]
+    fresh = iter(spooled)
+    client = transport(server, reread=lambda: fresh, queue_bytes=3 * len(spooled[0].body))
+    kept = [client.submit(batch) for batch in spooled]
+    assert (kept.count(True) <= 4, client._behind[1], len(client._queue) <= 3) == (True, 49, True)
+    server.answers, server.requests = [stored()], []
+    assert client.close(10)
+    assert (sorted(set(server.seqs)), client.answered_seq) == (list(range(50)), 49)
+
+
+def test_what_is_not_in_the_spool_is_sent_out_of_turn():
+    server = Server(httpx.ConnectError("refused"))
+    client = transport(server, queue_bytes=2 * len(attempts(0).body))
+    kept = [client.submit(attempts(seq), is_spooled=seq != 3) for seq in range(4)]
+    assert kept[3] is False  # no room at all
+    assert client.answered_seq == -1
+    client.close(0)
+
+
+def test_a_poison_batch_stops_none_of_the_others(monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    server, told = Server(), []
+    client = transport(server, refused=lambda batch, answer: told.append((batch.seq, answer.status)))
+    poison = records.Batch(1, PRODUCER, 1, "r", object(), "events", "", b"")  # no msgpack can hold it
+    for batch in (attempts(0), poison, attempts(2)):
+        client._queue.append(batch)
+    client.submit(attempts(3))
+    assert client.close(5)
+    assert (server.seqs, told, client.answered_seq) == ([0, 2, 3], [(1, 0)], 3)
 
 
 def test_what_the_spool_has_lost_is_not_waited_for():

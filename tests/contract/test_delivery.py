@@ -38,7 +38,7 @@ def attempts(count):
 
 def record(directory, server, token):
     recorder = Recorder(
-        Settings(server=server, token=token, dir=directory, run="r", flush_s=0.01, quiet=True)
+        Settings.load(server=server, token=token, dir=directory, run="r", flush_s=0.01, quiet=True)
     )
     recorder.attach(Rows(Harvest(attempts(10), None, [Event("growth", 1.0, attempt=2)])))
     recorder.event("loss_dtype", attempt=0, dtype="float32")

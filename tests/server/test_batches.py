@@ -74,7 +74,7 @@ def test_another_digest_is_a_conflict(client: httpx.Client) -> None:
         (BODY[:40], "application/msgpack", {}, (422, "body")),
         (b"", "application/msgpack", {}, (422, "body")),
         (b"[" * 100_000, "application/json", {}, (422, "body")),
-        (b'{"version": 2}', "application/json", {}, (422, "version")),
+        (b'{"version": 2}', "application/json", {}, (426, "version")),
         (msgspec.json.encode(sent.key() | {"kind": "x"}), "application/json", {}, (422, "kind")),
         (
             msgspec.json.encode(sent.key() | {"kind": "attempts", "columns": {"attempt": [0]}}),

@@ -11,10 +11,10 @@ import httpx
 import pytest
 import sent
 
-from ampwatch import spool
 from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.records import Event
+from ampwatch.spool_writer import SpoolWriter
 from ampwatch_server.serve import running, serve
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
@@ -41,7 +41,7 @@ def test_a_host_that_is_none_says_so(tmp_path: Path) -> None:
 
 
 def written(directory: Path) -> None:
-    writer = spool.SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)
+    writer = SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)
     writer.write([sent.events(Event("run", 1.0, data={"name": "n"})), sent.attempts(0, 3, 1)])
     writer.close()
 
@@ -57,7 +57,7 @@ def test_a_directory_is_followed_and_never_changed(tmp_path: Path, connect) -> N
     before = files(directory)
     with running(database=str(tmp_path / "a.db"), directory=directory) as server, connect(server) as client:
         sent.until(lambda: client.get("/v1/runs/r").json().get("attempts") == 3)
-        more = spool.SpoolWriter(directory, "s", sent.Q, max_bytes=1 << 20)
+        more = SpoolWriter(directory, "s", sent.Q, max_bytes=1 << 20)
         more.write([sent.attempts(0, 5, 0, run="s", producer=sent.Q)])
         sent.until(lambda: client.get("/v1/runs/s").json().get("attempts") == 5)
         more.close()
@@ -83,7 +83,7 @@ def test_old_records_do_not_look_alive(tmp_path: Path, connect) -> None:
 def test_processes_of_a_copied_folder_keep_their_order(tmp_path: Path, connect) -> None:
     directory = tmp_path / "runs"
     for producer, begun in ((sent.Q, 1e9), (sent.P, 2e9)):
-        writer = spool.SpoolWriter(directory, "r", producer, max_bytes=1 << 20)
+        writer = SpoolWriter(directory, "r", producer, max_bytes=1 << 20)
         writer.write(
             [sent.events(Event("run", begun), producer=producer), sent.attempts(0, 3, 1, producer=producer)]
         )
@@ -99,7 +99,7 @@ def test_processes_of_a_copied_folder_keep_their_order(tmp_path: Path, connect) 
 
 def test_a_damaged_record_is_passed_over(tmp_path: Path, connect, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "runs"
-    writer = spool.SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)
+    writer = SpoolWriter(directory, "r", sent.P, max_bytes=1 << 20)
     writer.write([sent.events(Event("skip", 1.0, attempt=2**63))])
     writer.write([sent.attempts(0, 3, 1)])
     writer.close()
@@ -138,7 +138,7 @@ def test_an_impatient_ctrl_c_ends_without_a_traceback(tmp_path: Path) -> None:
 def test_what_is_followed_is_tried_again_until_the_database_takes_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = spool.SpoolWriter(tmp_path / "runs", "r", sent.P, max_bytes=1 << 20)
+    writer = SpoolWriter(tmp_path / "runs", "r", sent.P, max_bytes=1 << 20)
     writer.write([sent.attempts(0, 3000, 0)])
     writer.close()
     service = Service(Settings(str(tmp_path / "a.db"), directory=tmp_path / "runs"), Diagnosis)

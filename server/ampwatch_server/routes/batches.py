@@ -51,7 +51,7 @@ _BODY: Final[dict[str, Any]] = {
     "/batches",
     response_model=schemas.Receipt,
     openapi_extra=_BODY,
-    responses=problems(409, 413, 415),
+    responses=problems(409, 413, 415, 426),
 )
 async def post_batch(
     request: Request, service: ServiceOf, _: Annotated[Grant, Depends(require("write"))]

@@ -1,0 +1,79 @@
+"""Cuts: batches that were too large for the server or a proxy before it, in parts.
+
+A part is a batch of its own. The first keeps the number of the whole, the other takes a new one, so that no gap is
+left; which one is written down beside the spool before any is sent, so that whoever sends the batch again (a retry,
+`ampwatch sync`) sends the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from . import records, spool
+from .records import Batch
+
+FOLDER: Final = "split"
+
+
+class Cuts:
+    """The cuts of one producer's batches.
+
+    Arguments:
+        folder: the producer's folder; None where there is none, and they are kept in memory only.
+        next_seq: gives the next sequence number; None for who is not the producer, and cannot cut.
+    """
+
+    def __init__(self, folder: Path | None, next_seq: Callable[[], int] | None = None) -> None:
+        self._folder, self._next_seq = folder, next_seq
+        self._known: dict[tuple[int, str], list[Batch]] = {}
+
+    def of(self, batch: Batch) -> list[Batch]:
+        """The parts that a batch was cut into before; none where it was not."""
+        key = (batch.seq, batch.digest)
+        if key not in self._known and self._folder is not None:
+            path = self._path(batch)
+            return list(spool.read_segment(path)) if path.exists() else []
+        return self._known.get(key, [])
+
+    def cut(self, batch: Batch) -> list[Batch]:
+        """Cut a batch in two; none where that cannot be done.
+
+        Errors: OSError where the cut cannot be written down.
+        """
+        halves = _halves(batch)
+        if self._next_seq is None or not halves:
+            return []
+        parts = [_pack(batch, batch.seq, halves[0]), _pack(batch, self._next_seq(), halves[1])]
+        if self._folder is not None and self._folder.exists():
+            path = self._path(batch)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            whole = path.with_suffix(".new")
+            whole.write_bytes(b"".join(map(spool.frame, parts)))
+            whole.replace(path)
+        else:
+            self._known[batch.seq, batch.digest] = parts
+        return parts
+
+    def _path(self, batch: Batch) -> Path:
+        assert self._folder is not None
+        return self._folder / FOLDER / f"{batch.kind}-{batch.seq:06d}-{batch.digest}.awb"
+
+
+def _halves(batch: Batch) -> tuple[Any, Any] | None:
+    if batch.kind == "events":
+        events = batch.events()
+        middle = len(events) // 2
+        return (events[:middle], events[middle:]) if middle else None
+    table = batch.table()
+    middle = len(table["attempt"]) // 2
+    first = {name: column[:middle] for name, column in table.items()}
+    return (first, {name: column[middle:] for name, column in table.items()}) if middle else None
+
+
+def _pack(whole: Batch, seq: int, content: Any) -> Batch:
+    key: dict[str, Any] = {"producer": whole.producer, "seq": seq, "run": whole.run, "rank": whole.rank}
+    if whole.kind == "events":
+        return records.pack_events(content, **key)
+    return records.pack_table(whole.kind, content, **key)
