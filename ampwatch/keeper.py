@@ -3,7 +3,7 @@
 | trouble | what is done |
 |---|---|
 | the folder cannot be made or written | no spool |
-| the disk is full, or the quota (ENOSPC, EDQUOT) | no spool from there on: the next bytes may be a checkpoint's |
+| the disk is full, or the quota (ENOSPC, EDQUOT, EFBIG) | no spool from there on: the next bytes may be a checkpoint's |
 | another failure (a server of files that is away) | what comes in the next `RETRY_S` is lost, then a new segment |
 | no room within the bounds of room.py | the least needed goes (spool_writer.py) |
 
@@ -27,7 +27,9 @@ from .spool_writer import Dropped, SpoolWriter
 from .tombstones import Tombstones
 
 RETRY_S: Final = 60.0
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+)  # the last: a limit of the process on a file
 
 UNTIL_FAILURE: Final = "up to where writing failed"
 BUT_FOR_FAILURES: Final = "but for what could not be written"

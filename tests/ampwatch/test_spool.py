@@ -201,7 +201,13 @@ def test_what_the_server_has_is_deleted_10_minutes_later_but_events_stay(tmp_pat
     for now[0], seq, left in ((0, 1, 9), (599, 4, 9), (600, 4, 8), (1199, 8, 6), (1799, 8, 5)):
         spooled.forget(seq)
         assert len(list(spool.read(tmp_path))) == left
-    assert [batch.kind for batch in spool.read(tmp_path)] == ["events", "events", "events", "attempts", "tensors"]
+    assert [batch.kind for batch in spool.read(tmp_path)] == [
+        "events",
+        "events",
+        "events",
+        "attempts",
+        "tensors",
+    ]
 
 
 def test_a_folder_that_somebody_deleted_is_made_again(tmp_path):
