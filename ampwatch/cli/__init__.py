@@ -11,6 +11,7 @@ from ampwatch.errors import AmpwatchError
 
 from .demo import demo
 from .diagnose import diagnose
+from .export import export, report
 from .runs import runs
 from .serve import serve
 from .token import token_app
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Are the gradients of your mixed-precision training healthy, and if not, why?",
 )
-for command in (demo, serve, runs, diagnose):
+for command in (demo, serve, runs, diagnose, export, report):
     app.command()(command)
 app.add_typer(token_app)
 

@@ -30,6 +30,7 @@ class Palette:
     surface: str
     border: str
     streams: tuple[str, ...]  # lines, cycled; none of them is the colour of a mark
+    runs: tuple[str, ...]  # lines of runs that are compared, where there are no marks; Okabe and Ito
     marks: dict[str, str]  # by event type, and "nan", "inf"
     severities: dict[str, str]
     badness: tuple[tuple[float, str], ...]  # from "nothing wrong" to "all of it"
@@ -42,6 +43,7 @@ LIGHT: Final = Palette(
     surface="#ffffff",
     border="#d6dce4",
     streams=("#0072b2", "#7b4f9e", "#3a4656", "#2f9bd8"),
+    runs=("#0072b2", "#d55e00", "#009e73", "#a8447f", "#c98500", "#3a4656"),
     marks={
         "skip": "#d55e00",
         "growth": "#009e73",
@@ -61,6 +63,7 @@ DARK: Final = Palette(
     surface="#161b22",
     border="#323b47",
     streams=("#56b4e9", "#c9a0e8", "#b8c2cf", "#2f86c1"),
+    runs=("#56b4e9", "#ff7f3f", "#2fc79a", "#e59ac4", "#f0b429", "#b8c2cf"),
     marks={
         "skip": "#ff7f3f",
         "growth": "#2fc79a",

@@ -63,7 +63,7 @@ def timeline(
     a spike of one attempt stays visible. Where a loss was NaN or infinite a mark stands at the top.
     """
     palette = PALETTES[theme]
-    streams: Sequence[Json] = [_placed(stream, begins) for stream in series["streams"]]
+    streams: Sequence[Json] = [placed_stream(stream, begins) for stream in series["streams"]]
     data = [trace for panel in PANELS for trace in _panel_traces(panel, streams, palette)]
     data += nonfinite_traces(streams, palette)
     data += event_traces(events, palette, begins)
@@ -72,7 +72,7 @@ def timeline(
     return {"data": data, "layout": layout}
 
 
-def _placed(stream: Json, begins: Mapping[str, int]) -> Json:
+def placed_stream(stream: Json, begins: Mapping[str, int]) -> Json:
     """A stream with `x`, where its attempts stand on the axis, and `begins`."""
     before = begins.get(stream["producer"], 0)
     return {**stream, "begins": before, "x": [before + attempt for attempt in stream["attempt"]]}
@@ -84,7 +84,8 @@ def _panel_traces(panel: Panel, streams: Sequence[Json], palette: Palette) -> It
     told: set[int] = set()
     for stream in streams:
         index = lines.index((stream["rank"], stream["stream"]))
-        for trace in _stream_traces(panel, stream, _label(stream, streams), index, palette):
+        color = palette.streams[index % len(palette.streams)]
+        for trace in stream_traces(panel, stream, _label(stream, streams), color):
             yield trace | {"showlegend": trace["showlegend"] and index not in told}
         told.add(index)
 
@@ -98,13 +99,11 @@ def _label(stream: Json, streams: Sequence[Json]) -> str:
     return escape(", ".join(told))
 
 
-def _stream_traces(
-    panel: Panel, stream: Json, label: str, index: int, palette: Palette
-) -> Iterator[dict[str, Any]]:
+def stream_traces(panel: Panel, stream: Json, label: str, color: str) -> Iterator[dict[str, Any]]:
+    """The line of a stream (of `placed_stream`) in a panel, and the span of its points where they cover several."""
     column = stream["series"].get(panel.name)
     if column is None:
         return
-    color = palette.streams[index % len(palette.streams)]
     if stream["stride"] > 1:
         yield _envelope(panel, stream, column, color, label)
     yield _line(panel, stream, column, color, label)
@@ -186,18 +185,23 @@ def _stretches(values: Sequence[float | None]) -> Iterator[tuple[int, int]]:
 
 
 def _layout(streams: Sequence[Json], findings: list[Json], palette: Palette) -> dict[str, Any]:
-    layout = base_layout(palette)
+    layout = base_panels(streams, palette)
     shapes, annotations = finding_shapes(findings, palette)
-    layout |= {
+    overlay = {"yaxis4": {"overlaying": "y2", "range": [0, 1], "visible": False, "fixedrange": True}}
+    return layout | overlay | {"shapes": shapes, "annotations": [*annotations, *layout["annotations"]]}
+
+
+def base_panels(streams: Sequence[Json], palette: Palette) -> dict[str, Any]:
+    """The layout of the panels above each other, their axes as the streams need them."""
+    layout = base_layout(palette) | {
         "margin": {"l": 56, "r": 16, "t": 56, "b": 40},
         "hovermode": "closest",
         "showlegend": True,
         "legend": {"orientation": "h", "x": 0, "y": 1.05, "yanchor": "bottom", "itemsizing": "constant"},
         "xaxis": axis(palette, "attempt", anchor="y3", domain=[0, 1], tickformat=",d", showspikes=True)
         | {"spikemode": "across", "spikethickness": 1, "spikedash": "solid", "spikecolor": palette.border},
-        "yaxis4": {"overlaying": "y2", "range": [0, 1], "visible": False, "fixedrange": True},
-        "shapes": shapes,
-        "annotations": [*annotations, *(_panel_title(panel, palette) for panel in PANELS)],
+        "shapes": [],
+        "annotations": [_panel_title(panel, palette) for panel in PANELS],
     }
     layout[SCALE.layout_key] = _scale_axis(streams, palette)
     for panel in (LOSS, NORM):

@@ -6,9 +6,10 @@ from a training job is escaped, since Plotly reads a subset of HTML in all of it
 
 from __future__ import annotations
 
+from ._compare import compare
 from ._heatmap import heatmap
 from ._histogram import histogram
 from ._theme import Figure, Theme
 from ._timeline import timeline
 
-__all__ = ["Figure", "Theme", "heatmap", "histogram", "timeline"]
+__all__ = ["Figure", "Theme", "compare", "heatmap", "histogram", "timeline"]

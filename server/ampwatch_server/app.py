@@ -14,7 +14,7 @@ from ampwatch.diagnosis.engine import Diagnosis
 from . import problems
 from .api import describe
 from .diagnoser import Engine
-from .routes import admin, batches, figures, live, ops, pages, runs, series
+from .routes import admin, batches, compare, exports, figures, live, ops, pages, runs, series
 from .security import Guard
 from .service import Service
 from .settings import Settings
@@ -53,7 +53,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
     app.state.service = service
     problems.install(app)
     app.add_middleware(Guard, settings=settings)
-    for module in (runs, batches, series, figures, live, admin):
+    for module in (runs, batches, series, figures, compare, exports, live, admin):
         app.include_router(module.router, prefix=PREFIX)
     app.include_router(ops.router)
     pages.install(app)

@@ -210,6 +210,21 @@ class Series(Model):
     streams: list[Stream]
 
 
+class Difference(Model):
+    """Something in which runs differ: its path, and the value of each run, null where a run lacks it."""
+
+    name: str = Field(examples=["config.lr"])
+    values: list[Any] = Field(examples=[[0.001, 0.0003]])
+
+
+class Comparison(Model):
+    """Runs beside each other, each list in the order in which they were asked for."""
+
+    runs: list[Run]
+    series: list[Series]
+    differences: list[Difference]
+
+
 class Event(Model):
     """Something that happened once, or `repeat` times alike."""
 

@@ -23,7 +23,7 @@ WINDOW = 1024
 def series(service: Service, first: int = 0, last: int | None = None, points: int = 600) -> dict[str, object]:
     with service.database.read() as connection:
         asked = Range(first, last, points)
-        return read_series(connection, service.tails, "r", ["loss"], asked, rank=None, stream=None)
+        return read_series(connection, service.tails, "r", ["loss"], asked)
 
 
 def places(service: Service) -> list[tuple[int, int, int]]:

@@ -13,22 +13,19 @@ from ampwatch_server.diagnoser import stored_batches
 from ampwatch_server.service import Service
 from ampwatch_server.store import events, tensors
 from ampwatch_server.store.marks import list_marks
-from ampwatch_server.store.processes import begins_of
+from ampwatch_server.store.processes import Source, begins_of
 from ampwatch_server.store.series import Range, read_series, read_tensor_series
 
 
-def series(
-    service: Service, names: list[str], asked: Range = Range(), **given: int | None
-) -> dict[str, object]:
-    chosen = {"rank": None, "stream": None} | given
+def series(service: Service, names: list[str], asked: Range = Range(), **given: object) -> dict[str, object]:
     with service.database.read() as connection:
-        return read_series(connection, service.tails, "r", names, asked, **chosen)
+        return read_series(connection, service.tails, "r", names, asked, **given)
 
 
 def heatmap(service: Service, stat: str, columns: int = 200, rows: int | None = None) -> dict[str, object]:
     with service.database.read() as connection:
         asked = Range(0, None, columns)
-        return tensors.read_heatmap(connection, service.tails, "r", stat, asked, rank=None, rows=rows)
+        return tensors.read_heatmap(connection, service.tails, "r", stat, asked, rows=rows)
 
 
 def test_each_attempt_is_shown_as_it_was(service: Service) -> None:
@@ -105,7 +102,10 @@ def test_range_rank_and_stream_choose(service: Service) -> None:
         (0, 1, [3, 4]),
         (1, 0, [3, 4]),
     ]
-    assert len(series(service, ["loss"], rank=1)["streams"]) == 1
+    assert len(series(service, ["loss"], source=Source(rank=1))["streams"]) == 1
+    assert {s["producer"] for s in series(service, ["loss"], source=Source(producer=sent.P))["streams"]} == {
+        sent.P
+    }
     assert len(series(service, ["loss"], stream=1)["streams"]) == 1
     assert series(service, ["loss"], Range(50, None))["streams"] == []
 
@@ -130,13 +130,13 @@ def test_on_a_page_the_processes_of_a_rank_stand_one_after_the_other(service: Se
 def test_marks_and_heatmaps_are_found_where_their_process_stands(service: Service) -> None:
     resumed(service)
     with service.database.read() as connection:
-        chosen = {"types": ["skip"], "rank": None, "most": 9}
+        chosen = {"types": ["skip"], "most": 9}
         marks = [
             list_marks(connection, "r", first=a, last=b, **chosen) for a, b in ((0, 9), (10, 19), (0, None))
         ]
         grid = [
             tensors.read_heatmap(
-                connection, service.tails, "r", "norm", Range(a, b, 9, through=True), rank=0, rows=None
+                connection, service.tails, "r", "norm", Range(a, b, 9, through=True), source=Source(rank=0)
             )
             for a, b in ((0, 9), (10, 19))
         ]
@@ -227,7 +227,7 @@ def test_events_page_by_page(service: Service) -> None:
     seen, cursor = [], None
     with service.database.read() as connection:
         while True:
-            chosen = {"types": ["growth"], "first": 1, "last": None, "rank": 0}
+            chosen = {"types": ["growth"], "first": 1, "last": None, "source": Source(rank=0)}
             page = events.list_events(connection, "r", cursor=cursor, limit=3, **chosen)
             seen += [event["attempt"] for event in page["items"]]
             if (cursor := page["next"]) is None:
@@ -241,7 +241,7 @@ def test_marks_are_events_while_there_are_few_and_groups_of_them_that_leave_none
     kinds = {"skip": range(90), "growth": range(0, 90, 30)}
     given = [Event(kind, float(i), attempt=i) for kind, at in kinds.items() for i in at]
     sent.store(service, sent.events(*given))
-    chosen = {"types": ["skip", "growth"], "first": 0, "last": None, "rank": None}
+    chosen = {"types": ["skip", "growth"], "first": 0, "last": None}
     with service.database.read() as connection:
         each = list_marks(connection, "r", most=93, **chosen)
         groups = list_marks(connection, "r", most=20, **chosen)
@@ -261,7 +261,7 @@ def test_an_event_keeps_what_json_cannot_write(service: Service) -> None:
     data = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": MISSING, "\x00": "\x00", "e": b"\x01"}
     sent.store(service, sent.events(Event("skip", math.nan, attempt=2**62, data=data)))
     with service.database.read() as connection:
-        chosen = {"types": [], "first": None, "last": None, "rank": None}
+        chosen = {"types": [], "first": None, "last": None}
         event = events.list_events(connection, "r", cursor=None, limit=3, **chosen)["items"][0]
     assert event["time"] == "NaN"
     assert event["data"] == {

@@ -14,7 +14,7 @@ from ampwatch_server import schemas
 from ampwatch_server.auth import COOKIE, Grant, Scope
 from ampwatch_server.problems import MEDIA_TYPE, Problem
 from ampwatch_server.service import Service
-from ampwatch_server.store.processes import not_found
+from ampwatch_server.store.processes import Source, not_found
 from ampwatch_server.store.series import Range
 
 MAX_POINTS: Final = 20_000
@@ -82,10 +82,20 @@ def run_id(run: str) -> str:
     return run
 
 
+def source_asked(
+    rank: Annotated[int | None, Query(ge=0, lt=2**31, description="of this rank only")] = None,
+    producer: Annotated[
+        str | None, Query(pattern=r"^[0-9a-f]{32}$", description="of this process only")
+    ] = None,
+) -> Source:
+    """The parameters that choose a rank or a producer."""
+    return Source(rank, producer)
+
+
 Admin = Annotated[Grant, Depends(require("admin"))]
 RunId = Annotated[str, Depends(run_id)]
 Asked = Annotated[Range, Depends(asked)]
-Rank = Annotated[int | None, Query(ge=0, lt=2**31)]
+SourceAsked = Annotated[Source, Depends(source_asked)]
 Stream = Annotated[int | None, Query(ge=0, lt=2**31)]
 Cursor = Annotated[str | None, Query(max_length=4096, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=1000)]

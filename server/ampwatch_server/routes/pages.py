@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,8 +11,8 @@ from starlette.datastructures import Headers
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
-from ampwatch.errors import MissingExtra
 from ampwatch_dashboard import STATIC
+from ampwatch_server.assets import PLOTLY, package
 from ampwatch_server.auth import COOKIE, SESSION_S, Grant
 from ampwatch_server.problems import Problem
 
@@ -22,19 +21,11 @@ from .common import ServiceOf, grant_of, problems, require
 router = APIRouter(include_in_schema=False)
 
 
-def _package(name: str) -> Path:
-    """Folder of an installed package, found without importing it."""
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:
-        raise MissingExtra("the dashboard", "server")
-    return Path(spec.origin).parent
-
-
 _OWN: Final = Path(__file__).parent.parent / "static"
 _ASSETS: Final = {
-    "plotly.min.js": _package("plotly") / "package_data" / "plotly.min.js",
-    "swagger-ui-bundle.js": _package("fastapi_offline") / "static" / "swagger-ui-bundle.js",
-    "swagger-ui.css": _package("fastapi_offline") / "static" / "swagger-ui.css",
+    "plotly.min.js": PLOTLY,
+    "swagger-ui-bundle.js": package("fastapi_offline") / "static" / "swagger-ui-bundle.js",
+    "swagger-ui.css": package("fastapi_offline") / "static" / "swagger-ui.css",
     "docs.js": _OWN / "docs.js",
     "signin.css": _OWN / "signin.css",
 }

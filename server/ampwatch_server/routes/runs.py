@@ -14,7 +14,18 @@ from ampwatch_server.store import events as store_events
 from ampwatch_server.store import runs as store
 from ampwatch_server.store.findings import findings_of, mark_finding
 
-from .common import MAX_INTEGER, Admin, Cursor, Limit, Rank, RunId, ServiceOf, answer, problems, require
+from .common import (
+    MAX_INTEGER,
+    Admin,
+    Cursor,
+    Limit,
+    RunId,
+    ServiceOf,
+    SourceAsked,
+    answer,
+    problems,
+    require,
+)
 
 router = APIRouter(tags=["runs"], dependencies=[Depends(require("read"))])
 
@@ -85,6 +96,7 @@ def delete_run(run: RunId, service: ServiceOf, grant: Admin) -> Response:
 def list_events(
     run: RunId,
     service: ServiceOf,
+    source: SourceAsked,
     types: Annotated[str, Query(alias="type", description="one or more, separated by commas")] = "",
     first: Annotated[
         int | None, Query(alias="from", ge=0, le=MAX_INTEGER, description="first attempt")
@@ -92,7 +104,6 @@ def list_events(
     last: Annotated[
         int | None, Query(alias="to", ge=0, le=MAX_INTEGER, description="last attempt, inclusive")
     ] = None,
-    rank: Rank = None,
     cursor: Cursor = None,
     limit: Limit = 200,
 ) -> Response:
@@ -100,7 +111,7 @@ def list_events(
     wanted = [name.strip() for name in types.split(",") if name.strip()]
     with service.database.read() as connection:
         page = store_events.list_events(
-            connection, run, types=wanted, first=first, last=last, rank=rank, cursor=cursor, limit=limit
+            connection, run, types=wanted, first=first, last=last, source=source, cursor=cursor, limit=limit
         )
     return answer(page)
 

@@ -19,9 +19,9 @@ from .common import (
     Asked,
     Cursor,
     Limit,
-    Rank,
     RunId,
     ServiceOf,
+    SourceAsked,
     Stream,
     answer,
     problems,
@@ -60,32 +60,40 @@ def get_series(
     run: RunId,
     service: ServiceOf,
     asked: Asked,
+    source: SourceAsked,
     names: str = "scale,loss",
-    rank: Rank = None,
     stream: Stream = None,
 ) -> Response:
     """Columns over attempts. Smallest and largest values are kept whatever a point covers."""
     wanted = split_names(names, is_series, f"one of {', '.join(SERIES)}, or log.<name>")
     with service.database.read() as connection:
-        found = store.read_series(connection, service.tails, run, wanted, asked, rank=rank, stream=stream)
+        found = store.read_series(connection, service.tails, run, wanted, asked, source=source, stream=stream)
     return answer(found)
 
 
 @router.get("/runs/{run}/tensors", response_model=schemas.TensorPage, responses=problems(404))
-def list_tensors(run: RunId, service: ServiceOf, cursor: Cursor = None, limit: Limit = 500) -> Response:
+def list_tensors(
+    run: RunId, service: ServiceOf, source: SourceAsked, cursor: Cursor = None, limit: Limit = 500
+) -> Response:
     """The gradient tensors of a run."""
     with service.database.read() as connection:
-        return answer(tensors.list_tensors(connection, run, cursor, limit))
+        return answer(tensors.list_tensors(connection, run, cursor, limit, source))
 
 
 @router.get("/runs/{run}/tensors/{tensor}/series", response_model=schemas.Series, responses=problems(404))
 def get_tensor_series(
-    run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked, names: str = "norm,headroom_log2"
+    run: RunId,
+    tensor: TensorId,
+    service: ServiceOf,
+    asked: Asked,
+    source: SourceAsked,
+    names: str = "norm,headroom_log2",
 ) -> Response:
     """Statistics of one tensor over attempts."""
     wanted = split_names(names, NAMES.__contains__, f"one of {', '.join(NAMES)}")
     with service.database.read() as connection:
-        return answer(store.read_tensor_series(connection, service.tails, run, tensor, wanted, asked))
+        found = store.read_tensor_series(connection, service.tails, run, tensor, wanted, asked, source)
+    return answer(found)
 
 
 @router.get(
@@ -93,10 +101,12 @@ def get_tensor_series(
     response_model=schemas.Histograms,
     responses=problems(404),
 )
-def get_histograms(run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked) -> Response:
+def get_histograms(
+    run: RunId, tensor: TensorId, service: ServiceOf, asked: Asked, source: SourceAsked
+) -> Response:
     """Histograms of log2 |scaled gradient| of one tensor over attempts."""
     with service.database.read() as connection:
-        return answer(tensors.read_histograms(connection, service.tails, run, tensor, asked))
+        return answer(tensors.read_histograms(connection, service.tails, run, tensor, asked, source))
 
 
 @router.get("/runs/{run}/heatmap", response_model=schemas.Heatmap, responses=problems(404))
@@ -104,10 +114,12 @@ def get_heatmap(
     run: RunId,
     service: ServiceOf,
     asked: HeatmapAsked,
+    source: SourceAsked,
     stat: StatName = "lost_share",
-    rank: Rank = None,
     rows: Rows = None,
 ) -> Response:
     """One statistic of all tensors over attempts, the worst value of each column."""
     with service.database.read() as connection:
-        return answer(tensors.read_heatmap(connection, service.tails, run, stat, asked, rank=rank, rows=rows))
+        return answer(
+            tensors.read_heatmap(connection, service.tails, run, stat, asked, source=source, rows=rows)
+        )

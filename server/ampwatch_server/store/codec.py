@@ -45,6 +45,11 @@ def decode(data: bytes, names: Collection[str] | None = None) -> Table:
     return {name: _decode_column(c) for name, c in columns.items() if names is None or name in names}
 
 
+def names(data: bytes) -> list[str]:
+    """The names of the columns of `encode`."""
+    return list(_DECODER.decode(data))
+
+
 def _encode_column(array: Array) -> _Column:
     width = array.shape[1] if array.ndim == 2 else 1
     delta = array.dtype.kind == "i" and array.ndim == 1

@@ -13,7 +13,7 @@ from ampwatch_server.db import text
 
 from .blob import jsonable, unpack
 from .paging import read_cursor, write_cursor
-from .processes import require_run
+from .processes import EVERYONE, Source, require_run
 
 # what msgpack leaves out of an event, in the order of docs/rest.md
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -34,7 +34,7 @@ def list_events(
     types: Sequence[str],
     first: int | None,
     last: int | None,
-    rank: int | None,
+    source: Source = EVERYONE,
     cursor: str | None,
     limit: int,
 ) -> dict[str, Any]:
@@ -52,8 +52,7 @@ def list_events(
         query = query.where(t.events.c.attempt >= first)
     if last is not None:
         query = query.where(t.events.c.attempt <= last)
-    if rank is not None:
-        query = query.where(t.producers.c.rank == rank)
+    query = query.where(source.among(t.producers.c.rank, t.producers.c.producer))
     after = read_cursor(cursor, (float, int))
     if after is not None:
         query = query.where(sa.tuple_(t.events.c.time, t.events.c.id) > sa.tuple_(*map(sa.literal, after)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -11,7 +11,10 @@ from sqlalchemy.engine import Connection
 from ampwatch_server.tables import events
 
 from .events import query_events, shown
-from .processes import placed, require_run
+from .processes import EVERYONE, Source, placed, require_run
+
+MARKED: Final = ("growth", "backoff", "set", "restored", "skip")  # what a timeline shows
+MARKS: Final = 1000  # more than that are drawn together where they stand close
 
 
 def list_marks(
@@ -21,7 +24,7 @@ def list_marks(
     types: Sequence[str],
     first: int,
     last: int | None,
-    rank: int | None,
+    source: Source = EVERYONE,
     most: int,
 ) -> list[dict[str, Any]]:
     """The events of some types in about `most` marks. RunNotFound.
@@ -33,7 +36,7 @@ def list_marks(
         first, last: attempts, both inclusive, counted through the processes of a rank.
     """
     require_run(connection, run)
-    chosen, joined = _chosen(run, types, first, last, rank)
+    chosen, joined = _chosen(run, types, first, last, source)
     bounds = sa.select(sa.func.count(), sa.func.min(events.c.attempt), sa.func.max(events.c.attempt))
     total, low, high = connection.execute(bounds.select_from(joined).where(*chosen)).one()
     if total <= most:
@@ -57,13 +60,12 @@ def list_marks(
 
 
 def _chosen(
-    run: str, types: Sequence[str], first: int, last: int | None, rank: int | None
+    run: str, types: Sequence[str], first: int, last: int | None, source: Source
 ) -> tuple[list[sa.ColumnElement[bool]], sa.Join]:
     producer = placed(run)
     attempt, begins = events.c.attempt, producer.c.begins
     chosen = [events.c.run == run, events.c.type.in_(types), attempt >= 0, attempt >= first - begins]
     if last is not None:
         chosen.append(attempt <= last - begins)
-    if rank is not None:
-        chosen.append(producer.c.rank == rank)
+    chosen.append(source.among(producer.c.rank, producer.c.producer))
     return chosen, events.join(producer, producer.c.id == events.c.producer)

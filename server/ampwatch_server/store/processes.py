@@ -6,7 +6,7 @@ it, of the same rank, have made.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
@@ -25,11 +25,27 @@ def placed(run: str) -> sa.Subquery:
     return sa.select(producers, begins).where(row.run == run).subquery()
 
 
-def processes_of(connection: Connection, run: str, rank: int | None = None) -> list[Row[Any]]:
+class Source(NamedTuple):
+    """Of whom to read: of one rank, of one producer, or (None) of all."""
+
+    rank: int | None = None
+    producer: str | None = None
+
+    def among(self, rank: sa.ColumnElement[int], producer: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+        """The condition on the columns that hold rank and producer."""
+        wanted = [rank == self.rank] if self.rank is not None else []
+        wanted += [producer == self.producer] if self.producer is not None else []
+        return sa.and_(sa.true(), *wanted)
+
+
+EVERYONE: Final = Source()
+
+
+def processes_of(connection: Connection, run: str, source: Source = EVERYONE) -> list[Row[Any]]:
     """The producers of a run, with `begins`, by rank and age. RunNotFound."""
     table = placed(run)
     query = sa.select(table).order_by(table.c.rank, table.c.first_seen, table.c.id)
-    rows = list(connection.execute(query if rank is None else query.where(table.c.rank == rank)))
+    rows = list(connection.execute(query.where(source.among(table.c.rank, table.c.producer))))
     if not rows:
         require_run(connection, run)
     return rows

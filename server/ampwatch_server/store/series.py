@@ -16,7 +16,7 @@ from ampwatch_server import tables as t
 from .blob import jsonable
 from .cover import Where, read_points, read_rows, streams_of
 from .points import LABELS, select
-from .processes import processes_of
+from .processes import EVERYONE, Source, processes_of
 from .tail import Tail, TailReader
 from .windows import stride_for
 
@@ -42,12 +42,12 @@ def read_series(
     names: Sequence[str],
     asked: Range,
     *,
-    rank: int | None,
-    stream: int | None,
+    source: Source = EVERYONE,
+    stream: int | None = None,
 ) -> dict[str, Any]:
     """`Series` of the columns of attempts, one entry for each producer and stream. RunNotFound."""
     found = []
-    for producer in processes_of(connection, run, rank):
+    for producer in processes_of(connection, run, source):
         tail = tails.read(connection, producer.id, "attempts")
         span = _span(producer, asked)
         level, stride = stride_for("attempts", span[1] - span[0], asked.points)
@@ -62,11 +62,17 @@ def read_series(
 
 
 def read_tensor_series(
-    connection: Connection, tails: TailReader, run: str, tensor: int, names: Sequence[str], asked: Range
+    connection: Connection,
+    tails: TailReader,
+    run: str,
+    tensor: int,
+    names: Sequence[str],
+    asked: Range,
+    source: Source = EVERYONE,
 ) -> dict[str, Any]:
     """`Series` of the statistics of one tensor, one entry for each producer and stream that has it. RunNotFound."""
     found = []
-    for producer in processes_of(connection, run):
+    for producer in processes_of(connection, run, source):
         for index, stride, points in tensor_points(connection, tails, producer, names, asked):
             mine = select(points, points["tensor"] == tensor)
             if len(mine["attempt"]):

@@ -15,7 +15,7 @@ from ampwatch_server import tables as t
 from .blob import unpack
 from .paging import read_cursor, write_cursor
 from .points import concat, select
-from .processes import processes_of, require_run
+from .processes import EVERYONE, Source, processes_of, require_run
 from .series import Range, integers, labels_at, require_tensor, tensor_points
 from .stats import STATS, Stat
 from .tail import TailReader
@@ -23,11 +23,15 @@ from .tail import TailReader
 BINS_LOG2: Final = tuple(range(HIST_LOG2_MIN, HIST_LOG2_MIN + HIST_BINS))
 
 
-def list_tensors(connection: Connection, run: str, cursor: str | None, limit: int) -> dict[str, Any]:
+def list_tensors(
+    connection: Connection, run: str, cursor: str | None, limit: int, source: Source = EVERYONE
+) -> dict[str, Any]:
     """A page of tensors, by producer and id. RunNotFound."""
     require_run(connection, run)
     query = _query().where(
-        t.producers.c.run == run, t.tensors.c.name != ""
+        t.producers.c.run == run,
+        source.among(t.producers.c.rank, t.producers.c.producer),
+        t.tensors.c.name != "",
     )  # an origin may come before its tensor
     query = query.order_by(t.tensors.c.producer, t.tensors.c.tensor)
     after = read_cursor(cursor, (int, int))
@@ -47,16 +51,16 @@ def read_heatmap(
     stat: str,
     asked: Range,
     *,
-    rank: int | None,
-    rows: int | None,
+    source: Source = EVERYONE,
+    rows: int | None = None,
 ) -> dict[str, Any]:
-    """`Heatmap` of the lowest rank's last producer that recorded tensors. RunNotFound.
+    """`Heatmap` of the lowest rank's last producer that recorded tensors, among those of `source`. RunNotFound.
 
     Arguments:
         rows: only so many tensors, those with the worst values, in their order.
     """
     kind = STATS[stat]
-    for producer in _candidates(connection, run, rank):
+    for producer in _candidates(connection, run, source):
         found = tensor_points(connection, tails, producer, [stat], asked)
         if found:
             points = concat([points for _, _, points in found])
@@ -66,11 +70,16 @@ def read_heatmap(
 
 
 def read_histograms(
-    connection: Connection, tails: TailReader, run: str, tensor: int, asked: Range
+    connection: Connection,
+    tails: TailReader,
+    run: str,
+    tensor: int,
+    asked: Range,
+    source: Source = EVERYONE,
 ) -> dict[str, Any]:
     """Histograms of one tensor over attempts; where a point covers several, their sum. RunNotFound."""
     answer: dict[str, Any] = {"tensor": tensor, "bins_log2": list(BINS_LOG2)}
-    for producer in _candidates(connection, run, None):
+    for producer in _candidates(connection, run, source):
         for _, stride, points in tensor_points(connection, tails, producer, ["scale"], asked, hist=True):
             mine = select(points, points["tensor"] == tensor)
             if "hist" not in mine or not len(mine["attempt"]):
@@ -88,9 +97,9 @@ def read_histograms(
     return answer | {"producer": None, "attempt": [], "step": [], "scale": [], "hist": []}
 
 
-def _candidates(connection: Connection, run: str, rank: int | None) -> list[Row[Any]]:
+def _candidates(connection: Connection, run: str, source: Source) -> list[Row[Any]]:
     """Producers of a run: the lowest rank's first, and of each rank the newest first."""
-    producers = processes_of(connection, run, rank)
+    producers = processes_of(connection, run, source)
     return sorted(producers, key=lambda p: (p.rank, -p.first_seen, -p.id))
 
 
