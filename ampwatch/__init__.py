@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .recorder import finish, log
     from .scaler import GradScaler, watch
     from .settings import Settings
+    from .sharded import ShardedGradScaler
 
     __version__: str
 
@@ -28,6 +29,7 @@ _HOME = {
     "Finding": ".diagnosis.findings",
     "GradScaler": ".scaler",
     "Settings": ".settings",
+    "ShardedGradScaler": ".sharded",
     "check": ".checks",
     "diagnose": ".diagnosis",
     "finish": ".recorder",
@@ -45,6 +47,7 @@ __all__ = [
     "RunNotFound",
     "Settings",
     "SettingsError",
+    "ShardedGradScaler",
     "SpoolError",
     "__version__",
     "check",

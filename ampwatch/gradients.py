@@ -17,7 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .hooks import DTYPES
 from .registry import Name, Registry
 from .stats.dense import Dense
 
@@ -33,15 +35,17 @@ _is_nested = attrgetter("is_nested")
 class Gradients(NamedTuple):
     """What the statistics pass is given.
 
-    `parameters` are those that have a gradient, in torch's order. `by_device` holds the gradients as torch checks them,
-    a list for each device; `tensors` are their indices, (n,) int64, over all lists. `usual` says that torch takes each
-    of them as it lies and refuses none, so that a kernel may unscale them in its place.
+    `parameters` are those whose gradient has statistics, in torch's order, of `with_grad` that have one. `by_device`
+    holds the gradients as torch checks them, a list for each device; `tensors` are their indices, (n,) int64, over all
+    lists. `usual` says that torch takes each of them as it lies and refuses none, so that a kernel may unscale them in
+    its place.
     """
 
     parameters: list[Tensor]
     by_device: list[list[Tensor]]
     tensors: npt.NDArray[np.int64]
     usual: bool
+    with_grad: int
 
 
 class GradientList:
@@ -70,17 +74,19 @@ class GradientList:
         if NoneType in set(map(type, grads)):
             parameters = [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
             grads = [grad for grad in grads if grad is not None]
+        with_grad = len(grads)
         dense = Dense.of(grads)
         usual = dense is not None and (may_be_float16 or torch.float16 not in dense.dtypes)
         if dense is None:
             usual = _usual(grads, may_be_float16)
-            grads = grads if usual else list(map(_checked, grads))
+            if not usual:
+                parameters, grads = _with_statistics(parameters, grads)
         places: list[Sequence[int]] = [range(len(grads))] if dense else _places(map(Tensor.get_device, grads))
         same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
         if not same or places != self._places:
             self._arrange(optimizer, parameters, places)
         lists = [dense or grads] if len(places) == 1 else [[grads[i] for i in part] for part in places]
-        return Gradients(parameters, lists, self._tensors, usual and self._only_tensors)
+        return Gradients(parameters, lists, self._tensors, usual and self._only_tensors, with_grad)
 
     def _arrange(self, optimizer: Optimizer, parameters: list[Tensor], places: list[Sequence[int]]) -> None:
         indices = self._registry.introduce(optimizer, parameters, self._names())
@@ -114,10 +120,33 @@ def _repeats(grad: Tensor) -> bool:
     return not grad.is_contiguous() and 0 in grad.stride()
 
 
-def _checked(grad: Tensor) -> Tensor:
-    """What torch checks: of a sparse gradient the values, in float16 coalesced; of a DTensor the rank's own shard."""
+def _with_statistics(
+    parameters: Sequence[Tensor], grads: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of gradients of any kind those that have statistics, as torch checks them; and their parameters."""
+    checked = map(_checked, grads)
+    pairs = [(p, grad) for p, grad in zip(parameters, checked, strict=True) if grad is not None]
+    return [p for p, _ in pairs], [grad for _, grad in pairs]
+
+
+def _checked(grad: Tensor) -> Tensor | None:
+    """What torch checks: of a sparse gradient the values, of a DTensor the rank's own shard.
+
+    None where there are no numbers to look at: on `meta`; of a subclass that only wraps others; and of a kind that
+    torch refuses, as quantized and nested ones.
+    """
     if grad.is_sparse:
-        return (grad.coalesce() if grad.dtype is torch.float16 else grad)._values()
+        return _sparse_values(grad)
     if hasattr(grad, "to_local"):
-        return cast(Tensor, grad.to_local())
-    return grad
+        grad = cast(Tensor, grad.to_local())
+    if hasattr(grad, "trigger_wait"):  # of a collective under way, which torch's operation waits for too
+        grad = cast(Tensor, grad.trigger_wait())
+    is_known = grad.layout is torch.strided and grad.dtype in DTYPES and not (grad.is_meta or grad.is_nested)
+    return grad if is_known and not is_traceable_wrapper_subclass(grad) else None
+
+
+def _sparse_values(grad: Tensor) -> Tensor:
+    """In float16 coalesced, as by ShardedGradScaler: the plain one refuses it."""
+    if grad.dtype is torch.float16:
+        grad = grad.float().coalesce().half()
+    return grad._values()

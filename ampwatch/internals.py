@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -57,17 +58,19 @@ def device_type(scaler: Scaler) -> str:
     return torch.device(scaler._device).type
 
 
-def is_torchs_pass(scaler: Scaler, unscale_grads: UnscaleGrads) -> bool:
-    """Whether this `_unscale_grads_` is the one written in torch's file, and nobody is to see its operations.
+def replicas_for(scaler: Scaler, unscale_grads: UnscaleGrads, factors: Factors) -> Replicas | None:
+    """What this `_unscale_grads_` would give each device, if it is one of torch's and nobody is to see its operations.
 
-    Not where a class below ours, the instance, or a patch has another; nor under a dispatch mode, to which each
+    None where a class below ours, the instance, or a patch has another; and under a dispatch mode, to which each
     operation is shown (fake tensors, counters).
     """
-    return (
-        "_unscale_grads_" not in vars(scaler)
-        and getattr(unscale_grads, "__globals__", None) is vars(_torchs)
-        and torch._C._len_torch_dispatch_stack() == 0
-    )
+    if "_unscale_grads_" in vars(scaler) or torch._C._len_torch_dispatch_stack():
+        return None
+    written_in = getattr(unscale_grads, "__globals__", None)
+    if written_in is vars(_torchs):
+        return Replicas(*factors)
+    sharded = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
+    return ShardedReplicas(*factors) if sharded and written_in is vars(sharded) else None
 
 
 class Replicas:
@@ -84,6 +87,17 @@ class Replicas:
     def found_inf(self) -> dict[torch.device, Tensor]:
         """What `_unscale_grads_` answers: the flags of the devices that were asked for."""
         return self._found_inf._per_device_tensors
+
+
+class ShardedReplicas(Replicas):
+    """The same for a ShardedGradScaler: a rank without a shard has a flag too, which the others add theirs to."""
+
+    def found_inf(self) -> dict[torch.device, Tensor]:
+        """As `Replicas.found_inf`, with that of the scale's device if none was asked for."""
+        flags = super().found_inf()
+        if not flags:
+            self._found_inf.get(self._found_inf.master.device)
+        return flags
 
 
 def unscale_(grads: Iterable[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
@@ -139,7 +153,7 @@ def describe(scaler: Scaler) -> dict[str, Any]:
     on = scaler.is_enabled()
     return {
         "class": type(scaler).__name__,
-        "policy": "torch",
+        "policy": _policy(scaler),
         "enabled": on,
         "device": scaler._device,
         "init_scale": float(scaler._init_scale) if on else None,
@@ -147,6 +161,12 @@ def describe(scaler: Scaler) -> dict[str, Any]:
         "backoff_factor": float(scaler._backoff_factor) if on else None,
         "growth_interval": _whole(scaler._growth_interval) if on else None,
     }
+
+
+def _policy(scaler: Scaler) -> str:
+    """A ShardedGradScaler updates a scale on the CPU by a method of its own, which does not stop below inf."""
+    is_own = hasattr(scaler, "_amp_update_scale_cpu_") and is_used(scaler) and scale_of(scaler).is_cpu
+    return "torch-sharded-cpu" if is_own else "torch"
 
 
 def _whole(interval: float) -> int | None:

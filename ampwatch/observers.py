@@ -152,6 +152,6 @@ class AutocastProbe(Observer):
             return
         self._to_see.pop(module).remove()
         device = next((t.device.type for t in (*tensors_in(args), *module.parameters())), "cpu")
-        self._settled = torch.is_autocast_enabled(device)
+        self._settled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if self._settled else torch.float32
         self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device}

@@ -205,8 +205,15 @@ def _describe_tensor(
         "shape": list(parameter.shape),
         "dtype": dtype_name(parameter.dtype),
         "numel": parameter.numel(),
+        "placements": _placements(parameter),
         "optimizer": optimizer,
     }
+
+
+def _placements(parameter: Tensor) -> list[str] | None:
+    """Where a DTensor lies, by the dimensions of its mesh: `Shard(dim=0)`, `Replicate()`; None for another tensor."""
+    placements = getattr(parameter, "placements", None)
+    return [repr(each) for each in placements] if placements is not None else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

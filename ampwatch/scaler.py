@@ -57,7 +57,7 @@ class _Seed:
         return _Seed, ()
 
 
-class _Watched(torch.amp.GradScaler):
+class Watched(torch.amp.GradScaler):
     """The overrides: each tells the watch, and calls torch."""
 
     def scale(self, outputs: Any) -> Any:
@@ -69,8 +69,8 @@ class _Watched(torch.amp.GradScaler):
         with self._watch().unscaling(self, optimizer):
             super().unscale_(optimizer)
 
-    def _unscale_grads_(
-        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    def _unscale_grads_(  # the default is that of ShardedGradScaler
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, Tensor]:
         torchs = super()._unscale_grads_
         found = self._watch().gradients(self, optimizer, torchs, (found_inf, inv_scale), fused=allow_fp16)
@@ -99,16 +99,16 @@ class _Watched(torch.amp.GradScaler):
             return UNWATCHED
         watch = self.__dict__.get(_KEY, UNWATCHED)
         if isinstance(watch, _Seed):
-            watch = _attach(self, None, watch.source)
+            watch = attach(self, None, watch.source)
         if not isinstance(watch, Watch) or watch.recorder.finished:
             return UNWATCHED
         if watch.producer != watch.recorder.producer:  # a forked child is another producer
             same = watch.recorder
-            return _attach(self, watch.model, lambda: same)
+            return attach(self, watch.model, lambda: same)
         return watch
 
 
-class GradScaler(_Watched):
+class GradScaler(Watched):
     """torch.amp.GradScaler that records every attempt: the same scale, skips, gradients and weights, bit for bit.
 
         scaler = ampwatch.GradScaler("cuda", model=model)
@@ -147,7 +147,7 @@ class GradScaler(_Watched):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        _attach(self, model, source_of(settings, given, on_finding, recorder), asked=enabled)
+        attach(self, model, source_of(settings, given, on_finding, recorder), asked=enabled)
 
 
 def watch(
@@ -175,15 +175,15 @@ def watch(
     Errors: SettingsError for a setting that cannot be used.
     Synchronisation: none.
     """
-    if not isinstance(scaler, _Watched):
+    if not isinstance(scaler, Watched):
         given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        watching = _attach(scaler, model, source_of(settings, given, on_finding, recorder))
+        watching = attach(scaler, model, source_of(settings, given, on_finding, recorder))
         if watching is not UNWATCHED:
             scaler.__class__ = _watched_class(type(scaler))
     return scaler
 
 
-class _InPlace(_Watched):
+class _InPlace(Watched):
     """What `watch` mixes in: copies and pickles are of the class that the scaler had before."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,16 +201,16 @@ def _watched_class(first: type[AnyScaler]) -> type[AnyScaler]:
 
 def _torch_class(cls: type[torch.amp.GradScaler]) -> type[torch.amp.GradScaler]:
     """The class without what ampwatch has mixed in."""
-    return next(b for b in cls.__mro__ if issubclass(b, torch.amp.GradScaler) and not issubclass(b, _Watched))
+    return next(b for b in cls.__mro__ if issubclass(b, torch.amp.GradScaler) and not issubclass(b, Watched))
 
 
-def _attach(
+def attach(
     scaler: torch.amp.GradScaler,
     model: nn.Module | None,
     source: Callable[[], Sink],
     asked: bool | None = None,
 ) -> Unwatched:
-    """Give a scaler its watch. A class that is not the one ampwatch was written for runs untouched."""
+    """Give a scaler its watch, which is answered. A class that is not the one ampwatch was written for runs untouched."""
     watch = UNWATCHED
     changed = internals.mismatches(_torch_class(type(scaler)))
     with guard("scaler.open"):

@@ -25,7 +25,7 @@ from .gradients import GradientList, Gradients
 from .guard import guard
 from .hooks import is_plain
 from .inspection import Inspection
-from .internals import Factors, Replicas, Scaler, UnscaleGrads
+from .internals import Factors, Scaler, UnscaleGrads
 from .losses import Losses
 from .outcome import Attempt, Unscaled
 from .probes import Probes
@@ -47,6 +47,7 @@ class _Gradients:
 
     unscaled: Unscaled
     rows: list[Tensor]
+    with_grad: int  # parameters that have a gradient, also one without statistics
 
 
 @dataclass
@@ -138,8 +139,7 @@ class Watch(Unwatched):
         """
         replicas = listed = None
         with guard("scaler.gradients", self.recorder.fault):
-            if internals.is_torchs_pass(scaler, torchs):
-                replicas = Replicas(*factors)
+            replicas = internals.replicas_for(scaler, torchs, factors)
             listed = self._take_gradients(scaler, optimizer, fused, unscale=replicas is not None)
         if listed is None or replicas is None:
             return None
@@ -269,13 +269,15 @@ class Watch(Unwatched):
             self._probes.optimizer(index, gradients.parameters)
         ours = unscale and gradients.usual and self._pass.unscales
         rows = [] if ours else self._pass.read(gradients.by_device)
-        self._gradients[index] = _Gradients(Unscaled(index, gradients.tensors, fused), rows)
+        self._gradients[index] = _Gradients(
+            Unscaled(index, gradients.tensors, fused), rows, gradients.with_grad
+        )
         if self._stepping == index:
             self._inspect_gradients(index, optimizer)
         return (index, gradients) if ours else None
 
     def _inspect_gradients(self, index: int, optimizer: Optimizer) -> None:
-        count = len(self._gradients[index].unscaled.tensors)
+        count = self._gradients[index].with_grad
         self._inspection.gradients(index, optimizer, count, loss_has_graph=self._loss_has_graph)
 
     def _before_update(self, scaler: Scaler, manual: bool) -> _Update:

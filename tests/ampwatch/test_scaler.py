@@ -284,7 +284,7 @@ def test_names_come_from_the_model(recorder):
     tensors = recorder.data("tensors")[0]["tensors"]
     assert tensors[2] == {
         "id": 2, "name": "2.weight", "module": "2", "module_type": "Linear", "shape": [1, 8], "dtype": "float32",
-        "numel": 8, "optimizer": 0,
+        "numel": 8, "placements": None, "optimizer": 0,
     }  # fmt: skip
 
 
