@@ -56,11 +56,15 @@ class Tail:
         Errors: InvalidBatch or UnsupportedVersion for a record that cannot be read; the next call goes on
         behind it.
         """
-        for segments in _producers(self.directory).values():
-            series = map(self._read_series, segments.values())
-            for name, end, batch in heapq.merge(*series, key=lambda found: found[2].seq):
-                self._offsets[name] = end
-                yield batch
+        for producer in _producers(self.directory):
+            yield from self.read_producer(producer)
+
+    def read_producer(self, folder: Path) -> Iterator[Batch]:
+        """The new batches of one producer, by its folder below this one."""
+        series = map(self._read_series, _producers(folder).get(folder, {}).values())
+        for name, end, batch in heapq.merge(*series, key=lambda found: found[2].seq):
+            self._offsets[name] = end
+            yield batch
 
     def _read_series(self, segments: Iterable[Path]) -> Iterator[tuple[str, int, Batch]]:
         for path in segments:
@@ -89,6 +93,12 @@ def read(directory: str | Path) -> Iterator[Batch]:
 def read_segment(path: Path) -> Iterator[Batch]:
     """The batches of one file. Errors: InvalidBatch or UnsupportedVersion for a record that cannot be read."""
     return (records.from_bytes(data) for data, _ in _records(path, 0))
+
+
+def segments(directory: Path) -> dict[str, Path]:
+    """The segments below a folder of all runs, of one run or of one producer, by their path below it."""
+    by_kind = (series for kinds in _producers(directory).values() for series in kinds.values())
+    return {path.relative_to(directory).as_posix(): path for series in by_kind for path in series}
 
 
 def run_directories(directory: str | Path) -> dict[str, Path]:

@@ -14,6 +14,7 @@ from .diagnose import diagnose
 from .export import export, report
 from .runs import runs
 from .serve import serve
+from .sync import sync
 from .token import token_app
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Are the gradients of your mixed-precision training healthy, and if not, why?",
 )
-for command in (demo, serve, runs, diagnose, export, report):
+for command in (demo, serve, runs, diagnose, export, report, sync):
     app.command()(command)
 app.add_typer(token_app)
 

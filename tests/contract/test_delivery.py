@@ -1,12 +1,14 @@
 """From the recorder to a real server and back: what one side writes, the other reads."""
 
+import json
 import time
 
 import httpx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from ampwatch import spool
+from ampwatch import cli, spool
 from ampwatch.recorder import Harvest, Recorder
 from ampwatch.records import Event
 from ampwatch.settings import Settings
@@ -81,3 +83,15 @@ def test_with_a_wrong_token_everything_is_kept_on_disk(tmp_path, server, caplog)
     assert [batch.kind for batch in spool.read(tmp_path / "runs")][:2] == ["events", "attempts"]
     assert [message for message in caplog.messages if "set AMPWATCH_TOKEN" in message] != []
     assert f"the records are kept in {tmp_path / 'runs'}" in caplog.text
+
+
+def test_a_folder_is_synced_by_the_command_and_then_deleted(tmp_path, server, monkeypatch):
+    record(tmp_path / "runs", None, None)
+    monkeypatch.setenv("AMPWATCH_TOKEN", server.token)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    count = len(list(spool.read(tmp_path / "runs")))
+    command = ["sync", str(tmp_path / "runs"), "--server", server.url, "--delete", "--json"]
+    done = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["stored"], len(report["deleted"]), report["kept"]) == (0, count, 1, {})
+    assert (settled(server)["attempts"], list((tmp_path / "runs").iterdir())) == (10, [])

@@ -1,0 +1,219 @@
+"""Handover: what was recorded offline, or never got through, to a server. Behind `ampwatch sync`.
+
+The folder is only read; how far it has been read is kept in a file of the user's, one for each folder and server.
+Batches go in chunks over several connections, and the place is kept after each chunk: what is broken off goes on
+there, and a batch that is sent twice is stored once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from . import answers, spool
+from .answers import Answer
+from .cuts import Cuts
+from .errors import AmpwatchError, InvalidBatch, RunNotFound, SettingsError
+from .records import Batch
+from .sender import Sender
+from .spool import Tail
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECTIONS: Final = 8
+CHUNK: Final = 64  # batches
+PATIENCE_S: Final = 300.0
+FIRST_RETRY_S: Final = 0.5
+LONGEST_RETRY_S: Final = 30.0
+SILENT_S: Final = 600.0
+
+
+class State(msgspec.Struct):
+    """What is kept between two syncs of a folder with a server: bytes read of each segment, refusals by producer."""
+
+    directory: str
+    server: str
+    offsets: dict[str, int] = {}
+    refused: dict[str, int] = {}
+
+
+@dataclass
+class Report:
+    """What became of the batches; `refused` by reason; producers by their folder."""
+
+    stored: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0
+    deleted: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+
+
+class Handover:
+    """One pass over a folder of recorded runs.
+
+    Arguments:
+        directory: the folder of all runs, of one run, or of one producer. RunNotFound where nothing was recorded.
+        server, token: as in `Sender`. SettingsError for an address that nothing may be sent to.
+        again: begin at the beginning, whatever was sent before.
+        state_dir: folder of the kept places; the user's own if None.
+        patience_s: how long a server that is not there is tried again.
+        http: transport of httpx in place of the network.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        server: str,
+        token: str | None,
+        *,
+        again: bool = False,
+        state_dir: Path | None = None,
+        patience_s: float = PATIENCE_S,
+        http: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if why := answers.why_not(server):
+            raise SettingsError(why)
+        if not spool.run_directories(directory):
+            raise RunNotFound(f"{directory}: no run has been recorded there")
+        self._directory, self._server, self._token = directory, server.rstrip("/"), token
+        self._patience_s, self._http, self._clock = patience_s, http, clock
+        self._path = _state_path(state_dir or _state_dir(), directory, self._server)
+        self._state = State(str(directory.resolve()), self._server) if again else self._load()
+        self._tail = Tail(directory, self._state.offsets)
+        self.report = Report()
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that are not sent yet."""
+        read = self._tail.cursor
+        sizes = {name: path.stat().st_size for name, path in spool.segments(self._directory).items()}
+        return sum(max(0, size - read.get(name, 0)) for name, size in sizes.items())
+
+    def send(self, progress: Callable[[], object] = lambda: None) -> Report:
+        """Send everything that is complete now.
+
+        Arguments:
+            progress: called after each chunk.
+        Errors: AmpwatchError where the server takes nothing; what was sent before is remembered.
+        """
+        with (
+            Sender(self._server, self._token, http=self._http) as sender,
+            ThreadPoolExecutor(CONNECTIONS) as pool,
+        ):
+            batches = self._batches()
+            while chunk := list(islice(batches, CHUNK)):
+                answered = list(pool.map(lambda batch: self._deliver(sender, batch), chunk))
+                for batch, answer in zip(chunk, answered, strict=True):
+                    self._count(batch, answer)
+                self._save()
+                progress()
+        self._save()
+        return self.report
+
+    def delete(self) -> Report:
+        """Delete the producers that have ended, or were silent for `SILENT_S`, and that the server has all of."""
+        for folder in {path.parent for path in spool.segments(self._directory).values()}:
+            name = folder.relative_to(self._directory).as_posix()
+            if why := self._why_keep(folder):
+                self.report.kept[name] = why
+                continue
+            shutil.rmtree(folder)
+            self.report.deleted.append(name)
+            if folder != self._directory and not any(folder.parent.iterdir()):
+                folder.parent.rmdir()
+        self._save()
+        return self.report
+
+    def _batches(self) -> Iterator[Batch]:
+        while True:
+            try:
+                yield from self._tail.read()
+                return
+            except InvalidBatch:
+                self.report.unreadable += 1  # the tail stands behind it
+
+    def _deliver(self, sender: Sender, batch: Batch) -> Answer:
+        """The answer to a batch, once it is one that lasts."""
+        cuts = Cuts(self._folder_of(batch))
+        deadline, retry_s = time.monotonic() + self._patience_s, FIRST_RETRY_S
+        while (answer := sender.send(batch, cuts)).outcome == "later" and time.monotonic() < deadline:
+            pause_s = (
+                retry_s * random.SystemRandom().uniform(0.5, 1.0)
+                if answer.pause_s is None
+                else answer.pause_s
+            )
+            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+            retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+        if answer.outcome in ("later", "barred"):
+            raise AmpwatchError(f"{answer.warning}. What was sent before is remembered: sync again")
+        return answer
+
+    def _count(self, batch: Batch, answer: Answer) -> None:
+        if answer.outcome == "stored":
+            self.report.stored += 1
+        else:
+            self.report.refused[answer.warning] += 1
+            self._state.refused[batch.producer] = self._state.refused.get(batch.producer, 0) + 1
+
+    def _folder_of(self, batch: Batch) -> Path:
+        """The folder of a batch's producer, wherever in the tree of folders this one is."""
+        below = (self._directory / batch.run / batch.producer, self._directory / batch.producer)
+        return next((folder for folder in below if folder.is_dir()), self._directory)
+
+    def _why_keep(self, folder: Path) -> str:
+        """Why a producer's folder must stay; empty where it need not."""
+        if refused := self._state.refused.get(folder.resolve().name):
+            return f"{refused} of its batches were refused"
+        if any(Tail(self._directory, self._tail.cursor).read_producer(folder)):
+            return "it has written more meanwhile"
+        silent_s = self._clock() - max(path.stat().st_mtime for path in folder.glob("*.awb"))
+        if not _has_ended(folder) and silent_s < SILENT_S:
+            return f"it has not ended, and wrote {max(0.0, silent_s):.0f} s ago"
+        return ""
+
+    def _load(self) -> State:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=State)
+        except (OSError, msgspec.MsgspecError):
+            return State(str(self._directory.resolve()), self._server)
+
+    def _save(self) -> None:
+        there = spool.segments(self._directory)
+        self._state.offsets = {name: end for name, end in self._tail.cursor.items() if name in there}
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._path.with_suffix(f".{os.getpid()}")
+        new.write_bytes(msgspec.json.encode(self._state))
+        new.replace(self._path)
+
+
+def _has_ended(folder: Path) -> bool:
+    """Whether a producer has said that it ends: its footer is in the last of its event segments."""
+    segments = sorted(folder.glob("events-*.awb"))
+    return bool(segments) and any(
+        event.type == "finish" for batch in spool.read_segment(segments[-1]) for event in batch.events()
+    )
+
+
+def _state_dir(environ: Mapping[str, str] | None = None) -> Path:
+    base = (os.environ if environ is None else environ).get("XDG_STATE_HOME", "")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ampwatch"
+
+
+def _state_path(state_dir: Path, directory: Path, server: str) -> Path:
+    name = hashlib.blake2b(f"{directory.resolve()}\n{server}".encode(), digest_size=8).hexdigest()
+    return state_dir / f"sync-{name}.json"
