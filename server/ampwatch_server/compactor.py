@@ -97,9 +97,10 @@ class Compactor:
             idle: the run was found by the sweep: only silent producers are worked on, unless there is news.
         """
         lease = Lease(run, self._holder, self._settings)
-        if not self._database.write(lease.acquire):
+        if not self._database.write(lease.renew):  # another server had it, or the run is another of the same name
             self._diagnoser.forget(run)
-            return
+            if not self._database.write(lease.acquire):
+                return
         found = 0
         while (some := self._digest(lease)) != 0:
             found += some
@@ -202,7 +203,7 @@ class Compactor:
             found = connection.execute(query).all()
         for producer in found:
             whole = producer.finished or producer.last_seen < silence
-            fold(self._database, lease, producer.id, given, whole=whole)
+            fold(self._database, self._tails, lease, producer.id, given, whole=whole)
         return [producer.id for producer in found]
 
     def _summarise(self, lease: Lease, producer_ids: list[int]) -> None:

@@ -32,6 +32,10 @@ class Lease:
     holder: str
     settings: Settings
 
+    def renew(self, connection: Connection) -> bool:
+        """Renew the lease; False where it is no longer ours, so that what we know of the run may be out of date."""
+        return self._claim(connection, self.settings.clock(), run_state.c.holder == self.holder)
+
     def acquire(self, connection: Connection) -> bool:
         """Take or renew the lease; False where another server holds it, or the run is gone."""
         now = self.settings.clock()
@@ -43,7 +47,7 @@ class Lease:
 
     def assert_held(self, connection: Connection) -> None:
         """Renew the lease. LeaseLost where it has gone to another."""
-        if not self._claim(connection, self.settings.clock(), run_state.c.holder == self.holder):
+        if not self.renew(connection):
             raise LeaseLost(f"run {self.run}: another server has taken it over, or it was deleted")
 
     def _claim(self, connection: Connection, now: float, allowed: sa.ColumnElement[bool]) -> bool:

@@ -86,6 +86,9 @@ producers = Table(
     Column("announced", BigInteger, nullable=False),  # attempts that it counted at its end; 0 until then
     Column("host", Text, nullable=False),
     Column("device", Text, nullable=False),
+    # below these attempts level 0 is gone by age (retention.py); the levels above stay
+    Column("attempts_from", BigInteger, nullable=False, server_default="0"),
+    Column("tensors_from", BigInteger, nullable=False, server_default="0"),
 )
 
 receipts = Table(  # every sequence number ever stored, with its digest: delivery is idempotent for good
@@ -119,6 +122,18 @@ chunks = Table(
     Column("level", SmallInteger, primary_key=True),
     Column("first", BigInteger, primary_key=True),  # first attempt of the window, recorded or not
     Column("count", BigInteger, nullable=False),  # rows in the chunk
+    Column("codec", SmallInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+parts = Table(  # points of one window, until the 16 of a parent lie in its chunk
+    "parts",
+    metadata,
+    _key("producers.id"),
+    Column("kind", Text, primary_key=True),
+    Column("stream", BigInteger, primary_key=True),
+    Column("level", SmallInteger, primary_key=True),  # of the points: the window is one of the level below
+    Column("first", BigInteger, primary_key=True),
     Column("codec", SmallInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )

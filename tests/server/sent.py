@@ -71,7 +71,8 @@ def tensors(attempt: list[int], tensor: list[int], seq: int = 0, **given: Any) -
         "sum_sq": np.full(n, 64.0),
         "hist": np.tile(np.eye(1, 64, 40, dtype=np.int64) * 90, (n, 1)),
     }
-    return records.pack_table("tensors", columns | given, **key(seq))
+    header = {name: given.pop(name) for name in ("producer", "run", "rank") if name in given}
+    return records.pack_table("tensors", columns | given, **key(seq, **header))
 
 
 def events(*given: Event, seq: int = 0, **header: Any) -> Batch:
@@ -130,12 +131,14 @@ def until(answer: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     return found
 
 
-def all_chunks(service: Service) -> dict[tuple[Any, ...], dict[str, list[Any]]]:
-    """Every chunk by its place, decoded."""
-    c = t.chunks.c
+def all_chunks(service: Service, table: sa.Table = t.chunks) -> dict[tuple[Any, ...], dict[str, list[Any]]]:
+    """Every chunk (or part) by its place, decoded."""
+    c = table.c
     query = sa.select(t.producers.c.producer, c.kind, c.stream, c.level, c.first, c.data).join(t.producers)
     with service.database.read() as connection:
         return {
-            tuple(row[:5]): {name: column.tolist() for name, column in codec.decode(row.data).items()}
+            tuple(row[:5]): {
+                name: records.to_json_list(column) for name, column in codec.decode(row.data).items()
+            }
             for row in connection.execute(query)
         }

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,7 +18,7 @@ def roundtrip(column: np.ndarray) -> np.ndarray:
     return codec.decode(codec.encode({"x": column}))["x"]
 
 
-@given(hnp.arrays("<i8", st.integers(0, 50)))
+@given(hnp.arrays("<i8", st.integers(0, 50), elements=st.integers(-(2**63), 2**63 - 1)))
 def test_integers_come_back(column: np.ndarray) -> None:
     assert roundtrip(column).tolist() == column.tolist()
 
@@ -54,3 +56,16 @@ def test_only_the_columns_asked_for_are_decoded() -> None:
 def test_a_constant_column_costs_next_to_nothing() -> None:
     assert len(codec.encode({"scale": np.full(1024, 65536.0)})) < 60
     assert len(codec.encode({"attempt": np.arange(5000, 6024)})) < 60
+
+
+def test_the_codec_before_is_still_read() -> None:
+    """It had signed differences, and histograms row by row."""
+    pack = zstandard.ZstdCompressor().compress
+    steps = np.array([7, -2], "<i1").tobytes()
+    hist = np.arange(4, dtype="<i1").tobytes()
+    columns = {"n": ("<i8", "<i1", 1, True, 2, pack(steps)), "hist": ("<i8", "<i1", 2, False, 2, pack(hist))}
+    found = codec.decode(msgspec.msgpack.encode(columns))
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "n": [7, 5],
+        "hist": [[0, 1], [2, 3]],
+    }

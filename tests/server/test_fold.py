@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import sent
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ampwatch.records import Event
@@ -16,6 +17,7 @@ from ampwatch_server.lease import Lease, LeaseLost
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
 from ampwatch_server.store.series import Range, read_series
+from ampwatch_server.store.tensors import read_heatmap
 
 WINDOW = 1024
 
@@ -122,39 +124,83 @@ def test_a_lease_that_ran_out_goes_to_the_next(service: Service, clock: list[flo
     assert service.database.write(Lease("r", "next", service.settings).acquire)
 
 
-def scrambled(seed: int) -> list[sent.Batch]:
-    """18,000 attempts of two streams in uneven, overlapping batches; rows that overlap say different things."""
+def scrambled(seed: int, name: str) -> list[sent.Batch]:
+    """18,000 attempts of two streams, and three tensors of them, in uneven batches; rows that overlap disagree."""
     rng = random.Random(seed)
+    header = {"producer": name * 32, "run": name}
     batches, first = [], 0
     while first < 18_000:
         end = first + rng.choice((1, 30, 900, 2500))
         loss = np.arange(first, end) % 7 + len(batches) / 1000
-        batches.append(sent.attempts(first, end, len(batches), stream=len(batches) % 2, loss=loss))
+        batches.append(sent.attempts(first, end, len(batches), stream=len(batches) % 2, loss=loss, **header))
+        recorded = [attempt for attempt in range(first, end, 25) for _ in range(3)]
+        sizes = np.arange(len(recorded)) + len(batches)
+        of = [0, 1, 2] * (len(recorded) // 3)
+        batches.append(sent.tensors(recorded, of, len(batches), max_abs=sizes, **header))
         first = max(first + 1, end - rng.choice((0, 0, 5, 400)))
-    return [*batches, sent.events(Event("finish", 1.0), seq=len(batches))]
+    return [*batches, sent.events(Event("finish", 1.0), seq=len(batches), **header)]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def stored(service: Service, name: str) -> list[dict[tuple[object, ...], dict[str, list[object]]]]:
+    """Chunks and parts of a run that `scrambled` sent, decoded, by their places."""
+    tables = (sent.all_chunks(service), sent.all_chunks(service, t.parts))
+    return [{key[1:]: rows for key, rows in table.items() if key[0] == name * 32} for table in tables]
+
+
+@pytest.fixture
+def plain(database: str) -> Iterator[Service]:
+    service = Service(Settings(database=database, clock=lambda: 1e6), sent.NoDiagnosis)
+    yield service
+    service.database.close()
+
+
+@settings(
+    max_examples=2,
+    deadline=None,
+    phases=[Phase.generate],  # to shrink takes minutes and shows nothing more
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.integers(0, 3), st.randoms(use_true_random=False))
 def test_any_order_and_repetition_end_in_the_same_chunks(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, order: random.Random
+    plain: Service, seed: int, order: random.Random
 ) -> None:
-    batches = scrambled(seed)
-    straight = new_service(tmp_path_factory)
-    sent.store(straight, *batches)
-    shuffled = new_service(tmp_path_factory)
-    again = [*batches, *order.choices(batches, k=5)]
+    for name in "ab":
+        plain.database.write(lambda c, name=name: c.execute(t.runs.delete().where(t.runs.c.run == name)))
+    sent.store(plain, *scrambled(seed, "a"))
+    again = scrambled(seed, "b")
+    again += order.choices(again, k=5)
     order.shuffle(again)
     while again:  # in parts, with a pass of the compactor after each
         size = order.randint(1, 12)
-        sent.store(shuffled, *again[:size])
+        sent.store(plain, *again[:size])
         again = again[size:]
-    assert sent.all_chunks(shuffled) == sent.all_chunks(straight)
-    assert series(shuffled, points=37) == series(straight, points=37)
-    straight.database.close()
-    shuffled.database.close()
+    assert stored(plain, "b") == stored(plain, "a")
+    assert answers(plain, "b") == answers(plain, "a")
 
 
-def new_service(folders: pytest.TempPathFactory) -> Service:
-    path = folders.mktemp("db") / "ampwatch.db"
-    return Service(Settings(database=str(path), clock=lambda: 1e6), sent.NoDiagnosis)
+def answers(service: Service, run: str) -> list[object]:
+    with service.database.read() as connection:
+        asked = Range(0, None, 37)
+        lines = read_series(connection, service.tails, run, ["loss"], asked, rank=None, stream=None)
+        grid = read_heatmap(connection, service.tails, run, "headroom_log2", asked, rank=None, rows=None)
+    streams = [stream | {"producer": ""} for stream in lines["streams"]]
+    return [streams, grid["attempt"], grid["values"]]
+
+
+def test_the_points_of_an_open_parent_are_there_as_parts(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 3 * WINDOW, 0))
+    assert sorted(key[2:] for key in sent.all_chunks(service, t.parts)) == [
+        (0, 1, 0), (0, 1, WINDOW), (0, 1, 2 * WINDOW),
+    ]  # fmt: skip
+    sent.store(service, sent.attempts(3 * WINDOW, 16 * WINDOW, 1))
+    assert sorted(key[2:] for key in sent.all_chunks(service, t.parts)) == [(0, 2, 0)]
+
+
+def test_chunks_from_before_there_were_parts_are_read_and_rolled_up(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 15 * WINDOW, 0))
+    before = series(service, points=20)
+    service.database.write(lambda c: c.execute(t.parts.delete()))
+    assert series(service, points=20) == before
+    sent.store(service, sent.attempts(15 * WINDOW, 16 * WINDOW, 1))
+    assert (0, 1, 0) in places(service)
+    assert series(service, last=15 * WINDOW - 1, points=20) == before

@@ -8,7 +8,7 @@ the rounding of sums, so points of points are those of the rows; no spike is eve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,14 +19,13 @@ from ampwatch.stats.layout import HIST_BINS
 LABELS: Final = ("step", "time")
 KEYS: Final = ("attempt", "stream", "tensor", "seq", *LABELS)
 
-_EXTREMES: Final = ("min", "max")
 _COUNTS: Final = ("count", "nan", "pinf", "ninf")
-PARTS: Final = (*_EXTREMES, "sum", *_COUNTS)
+PARTS: Final = ("min", "max", "sum", *_COUNTS)
 
 
-def columns_of(names: Iterable[str], *, tensors: bool) -> set[str]:
-    """Names of the columns that points of these names consist of, labels included."""
-    own = {f"{name}:{part}" for name in names for part in PARTS}
+def columns_of(names: Iterable[str], *, tensors: bool, parts: Sequence[str] = PARTS) -> set[str]:
+    """Names of the columns that points of these names consist of, labels included; of each only these parts."""
+    own = {f"{name}:{part}" for name in names for part in parts}
     return own | {"attempt", "rows", *LABELS} | ({"tensor"} if tensors else set())
 
 
@@ -35,14 +34,16 @@ def names_of(points: Table) -> list[str]:
     return [column.removesuffix(":min") for column in points if column.endswith(":min")]
 
 
-def from_rows(rows: Table, names: Collection[str]) -> Table:
-    """Each row as a point of its own. A name that the rows lack is missing everywhere."""
+def from_rows(rows: Table, names: Collection[str], parts: Sequence[str] = PARTS) -> Table:
+    """Each row as a point of its own, with these parts. A name that the rows lack is missing everywhere."""
     n = len(rows["attempt"])
     points: Table = {"attempt": rows["attempt"], "rows": np.ones(n, np.int64)}
     points |= {label: _real(rows, label, n) for label in LABELS}
     points |= {name: rows[name] for name in ("tensor", "hist") if name in rows}
     for name in names:
-        points |= _parts(name, _real(rows, name, n))
+        values = _real(rows, name, n)
+        finite = np.isfinite(values)
+        points |= {f"{name}:{part}": _PART[part](values, finite) for part in parts}
     return points
 
 
@@ -56,6 +57,8 @@ def merge(points: Table, stride: int) -> Table:
     key, tensor = points["attempt"][order] // stride, tensor[order]
     new = (np.diff(key) != 0) | (np.diff(tensor) != 0)
     starts = np.concatenate(([0], np.flatnonzero(new) + 1))
+    if len(starts) == n:
+        return select(points, order)
     return {name: _reduce(name, column[order], starts) for name, column in points.items()}
 
 
@@ -72,18 +75,19 @@ def select(table: Table, chosen: Array) -> Table:
     return {name: column[chosen] for name, column in table.items()}
 
 
-def _parts(name: str, values: Array) -> Table:
-    finite = np.isfinite(values)
-    only = np.where(finite, values, MISSING)
-    return {
-        f"{name}:min": only,
-        f"{name}:max": only,
-        f"{name}:sum": np.where(finite, values, 0.0),
-        f"{name}:count": finite.astype(np.int64),
-        f"{name}:nan": (np.isnan(values) & ~is_missing(values)).astype(np.int64),
-        f"{name}:pinf": (values == np.inf).astype(np.int64),
-        f"{name}:ninf": (values == -np.inf).astype(np.int64),
-    }
+def _only(values: Array, finite: Array) -> Array:
+    return np.where(finite, values, MISSING)
+
+
+_PART: Final[dict[str, Callable[[Array, Array], Array]]] = {
+    "min": _only,
+    "max": _only,
+    "sum": lambda values, finite: np.where(finite, values, 0.0),
+    "count": lambda _, finite: finite.astype(np.int64),
+    "nan": lambda values, _: (np.isnan(values) & ~is_missing(values)).astype(np.int64),
+    "pinf": lambda values, _: (values == np.inf).astype(np.int64),
+    "ninf": lambda values, _: (values == -np.inf).astype(np.int64),
+}
 
 
 def _reduce(name: str, column: Array, starts: Array) -> Array:

@@ -17,6 +17,7 @@ from .blob import jsonable
 from .cover import Where, read_points, read_rows, streams_of
 from .points import LABELS, select
 from .processes import EVERYONE, Source, processes_of
+from .stats import inputs_of
 from .tail import Tail, TailReader
 from .windows import stride_for
 
@@ -93,7 +94,8 @@ def tensor_points(
     hist: bool = False,
 ) -> list[tuple[int, int, Table]]:
     """Points of all tensors of a producer: (stream, stride, points) for each stream that has any."""
-    tail = tails.read(connection, producer.id, "tensors")
+    needed = inputs_of(names) | ({"hist"} if hist else set())
+    tail = tails.read(connection, producer.id, "tensors", needed)
     span = _span(producer, asked)
     level, stride = stride_for("tensors", span[1] - span[0], asked.points)
     found = []

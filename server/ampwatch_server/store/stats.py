@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ampwatch.diagnosis.underflow import lost_share
-from ampwatch.records import Array, Table, missing
+from ampwatch.records import MISSING, Array, Table, missing
 from ampwatch.stats.layout import FLOAT16_MAX
 
 
 class Stat(NamedTuple):
-    """A statistic of the heatmap: its unit, whether its largest value is the worst, and of which tensors it speaks."""
+    """A statistic of the heatmap.
+
+    Arguments:
+        unit.
+        worst: "max" where the largest value is the worst, else "min".
+        float16_only: it speaks of float16-born tensors only.
+        inputs: the columns of level 0 that it follows from.
+    """
 
     unit: str
     worst: str
     float16_only: bool
+    inputs: tuple[str, ...]
 
 
 STATS: Final[dict[str, Stat]] = {
-    "lost_share": Stat("share of elements", "max", float16_only=True),
-    "subnormal_share": Stat("share of elements", "max", float16_only=False),
-    "zero_share": Stat("share of elements", "max", float16_only=False),
-    "headroom_log2": Stat("log2", "min", float16_only=True),
-    "norm": Stat("L2 norm", "max", float16_only=False),
-    "nonfinite": Stat("elements", "max", float16_only=False),
+    "lost_share": Stat("share of elements", "max", True, ("lost_share",)),
+    "subnormal_share": Stat("share of elements", "max", False, ("n_subnormal", "numel")),
+    "zero_share": Stat("share of elements", "max", False, ("n_zero", "numel")),
+    "headroom_log2": Stat("log2", "min", True, ("max_abs", "n_inf", "n_nan")),
+    "norm": Stat("L2 norm", "max", False, ("sum_sq", "scale", "n_inf", "n_nan")),
+    "nonfinite": Stat("elements", "max", False, ("n_inf", "n_nan")),
 }
 RAW: Final = ("scale", "max_abs", "numel", "n_inf", "n_nan", "n_zero", "n_subnormal", "n_below")
 NAMES: Final = (*STATS, *RAW)
@@ -33,48 +42,66 @@ NAMES: Final = (*STATS, *RAW)
 
 def with_lost_share(rows: Table) -> Table:
     """The rows with the column `lost_share`: the one statistic that takes a fit, so it is stored beside the rows."""
-    if "lost_share" in rows:
-        return rows
     n = len(rows["attempt"])
     if "hist" not in rows or rows["hist"].ndim != 2:
         return rows | {"lost_share": missing(n)}
-    return rows | {"lost_share": lost_share(rows["hist"], np.nan_to_num(_real(rows, "n_zero", n))).share}
+    share = lost_share(rows["hist"], np.nan_to_num(_real(rows, "n_zero"))).share
+    return rows | {"lost_share": _single(share)}
 
 
-def derived(rows: Table) -> Table:
-    """The rows with the columns of `STATS` beside those that were sent.
+def inputs_of(names: Collection[str]) -> set[str]:
+    """The columns of level 0 that these statistics follow from."""
+    return {column for name in names for column in (STATS[name].inputs if name in STATS else (name,))}
+
+
+def derived(rows: Table, names: Collection[str]) -> Table:
+    """The rows with those of `STATS` that are among `names` beside the columns that were sent.
 
     A column that was not sent, and what follows from it, is missing. Norm and headroom are missing where an
-    element is not finite: over the finite rest they mislead.
+    element is not finite: over the finite rest they mislead. All but counts have the precision of the float32 that
+    they were measured in.
     """
-    n = len(rows["attempt"])
-    numel, inf, nan = (_real(rows, name, n) for name in ("numel", "n_inf", "n_nan"))
-    nonfinite = _known(inf + nan)
     with np.errstate(all="ignore"):
-        norm = np.sqrt(_real(rows, "sum_sq", n)) / _real(rows, "scale", n)
-        headroom = np.log2(FLOAT16_MAX / _real(rows, "max_abs", n))
-        shares = {
-            f"{name}_share": _known(_real(rows, f"n_{name}", n) / numel) for name in ("subnormal", "zero")
-        }
-    unclear = nonfinite != 0
-    return (
-        with_lost_share(rows)
-        | shares
-        | {
-            "nonfinite": nonfinite,
-            "norm": _unless(unclear, _known(norm)),
-            "headroom_log2": _unless(unclear | ~np.isfinite(headroom), headroom),
-        }
-    )
+        return rows | {name: _DERIVED[name](rows) for name in names if name in _DERIVED}
 
 
-def _unless(hidden: Array, values: Array) -> Array:
-    return np.where(hidden, missing(len(values)), values)
+def _nonfinite(rows: Table) -> Array:
+    return _known(_real(rows, "n_inf") + _real(rows, "n_nan"))
+
+
+def _norm(rows: Table) -> Array:
+    norm = np.sqrt(_real(rows, "sum_sq")) / _real(rows, "scale")
+    return _single(np.where(_nonfinite(rows) != 0, np.nan, norm))
+
+
+def _headroom_log2(rows: Table) -> Array:
+    headroom = np.log2(FLOAT16_MAX / _real(rows, "max_abs"))
+    return _single(np.where((_nonfinite(rows) != 0) | np.isinf(headroom), np.nan, headroom))
+
+
+def _share(name: str) -> Callable[[Table], Array]:
+    return lambda rows: _known(_real(rows, name) / _real(rows, "numel"))
+
+
+_DERIVED: Final[dict[str, Callable[[Table], Array]]] = {
+    "subnormal_share": _share("n_subnormal"),
+    "zero_share": _share("n_zero"),
+    "headroom_log2": _headroom_log2,
+    "norm": _norm,
+    "nonfinite": _nonfinite,
+}
+
+
+def _single(values: Array) -> Array:
+    """Rounded to float32, where they lie in its range."""
+    rounded = values.astype(np.float32).astype(np.float64)
+    return _known(np.where(np.isinf(rounded), values, rounded))
 
 
 def _known(values: Array) -> Array:
-    return _unless(np.isnan(values), values)
+    """A statistic can be missing, but not NaN."""
+    return np.where(np.isnan(values), MISSING, values)
 
 
-def _real(rows: Table, name: str, n: int) -> Array:
-    return rows[name].astype(np.float64) if name in rows else missing(n)
+def _real(rows: Table, name: str) -> Array:
+    return rows[name].astype(np.float64) if name in rows else missing(len(rows["attempt"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,9 +15,10 @@ from sqlalchemy.engine import Connection, Row
 from ampwatch.records import FORMAT_VERSION, Batch, Table, pack_table
 from ampwatch_server.tables import inbox, producers
 
-from .points import concat, select
-from .rows import by_stream, by_window, unique, with_seq
+from .points import KEYS, concat, select
+from .rows import by_stream, unique, with_seq
 from .stats import with_lost_share
+from .windows import WINDOW
 
 _CACHED_BYTES: Final = 64 << 20
 
@@ -39,7 +41,7 @@ class Tail:
     def touched(self, stream: int) -> list[int]:
         """First attempts of the windows in which the stream has waiting rows, ascending."""
         rows = self.streams.get(stream)
-        return [] if rows is None else [first for first, _ in by_window(rows)]
+        return [] if rows is None else np.unique(rows["attempt"] // WINDOW * WINDOW).tolist()
 
 
 class TailReader:
@@ -50,8 +52,10 @@ class TailReader:
         self._kept: OrderedDict[tuple[int, int, str], Table] = OrderedDict()
         self._bytes = 0
 
-    def read(self, connection: Connection, producer_id: int, kind: str) -> Tail:
-        """The tail of one producer, its rows each once."""
+    def read(
+        self, connection: Connection, producer_id: int, kind: str, names: Collection[str] | None = None
+    ) -> Tail:
+        """The tail of one producer, its rows each once; of their columns only `names` and the keys, where given."""
         query = (
             sa.select(inbox.c.seq, inbox.c.digest, inbox.c.folded)
             .where(inbox.c.producer == producer_id, inbox.c.kind == kind)
@@ -60,20 +64,34 @@ class TailReader:
         tables = []
         for seq, digest, folded in connection.execute(query).all():
             table = self._decoded(connection, (producer_id, seq, digest))
-            tables.append(select(table, table["attempt"] >= folded))
+            chosen = {n: c for n, c in table.items() if names is None or n in names or n in KEYS}
+            tables.append(select(chosen, table["attempt"] >= folded) if folded else chosen)
         if not tables:
             return Tail()
         return Tail({stream: unique(rows) for stream, rows in by_stream(concat(tables))})
 
+    def decoded(self, row: Row[tuple[object, ...]]) -> Table:
+        """The table of a waiting batch, a row of `BATCH_COLUMNS`, as it will lie in chunks of level 0."""
+        got = row._mapping
+        key = (got["producer_id"], got["seq"], got["digest"])
+        table = self._known(key)
+        if table is None:
+            table = decode(batch_of(row))
+            self._keep(key, table)
+        return table
+
     def _decoded(self, connection: Connection, key: tuple[int, int, str]) -> Table:
+        table = self._known(key)
+        if table is not None:
+            return table
+        query = _batches().where(inbox.c.producer == key[0], inbox.c.seq == key[1])
+        return self.decoded(connection.execute(query).one())
+
+    def _known(self, key: tuple[int, int, str]) -> Table | None:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
-        query = _batches().where(inbox.c.producer == key[0], inbox.c.seq == key[1])
-        table = decode(batch_of(connection.execute(query).one()))
-        self._keep(key, table)
-        return table
+            return self._kept.get(key)
 
     def _keep(self, key: tuple[int, int, str], table: Table) -> None:
         with self._lock:
