@@ -97,7 +97,9 @@ class Compactor:
             idle: the run was found by the sweep: only silent producers are worked on, unless there is news.
         """
         lease = Lease(run, self._holder, self._settings)
-        if not self._database.write(lease.renew):  # another server had it, or the run is another of the same name
+        if not self._database.write(
+            lease.renew
+        ):  # another server had it, or the run is another of the same name
             self._diagnoser.forget(run)
             if not self._database.write(lease.acquire):
                 return
