@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ampwatch.errors import RunNotFound
+from ampwatch.errors import RunNotFound, SettingsError
 
 from ._extra import needs
 from ._places import RECORDED, recorded_here
@@ -38,6 +37,9 @@ def serve(
     root_path: Annotated[
         str, typer.Option(metavar="PATH", help="Path prefix under which a proxy shows it, as /ampwatch.")
     ] = "",
+    log: Annotated[
+        str, typer.Option(metavar="text|json", help="What is logged: text, or JSON lines with every request.")
+    ] = "text",
     alerts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON file of the webhooks that are told of findings.")
     ] = None,
@@ -49,9 +51,12 @@ def serve(
         )
     with needs("ampwatch serve", "server"):
         from ampwatch_server.destinations import read_alerts
+        from ampwatch_server.logs import set_up
         from ampwatch_server.serve import serve as run_server
         from ampwatch_server.settings import default_database
-    logging.basicConfig(format="ampwatch: %(asctime)s %(levelname)s: %(message)s")
+    if log not in ("text", "json"):
+        raise SettingsError(f"log: got {log!r}, it must be text or json")
+    set_up("json" if log == "json" else "text")
     shown = directory or recorded_here()
     run_server(
         directory=shown,

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.engine import Diagnosis
 from . import problems
 from .api import describe
 from .diagnoser import Engine
+from .logs import RequestLog
 from .routes import admin, batches, compare, exports, figures, live, ops, pages, runs, series
 from .security import Guard
 from .service import Service
@@ -53,6 +54,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
     app.state.service = service
     problems.install(app)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(RequestLog)
     for module in (runs, batches, series, figures, compare, exports, live, admin):
         app.include_router(module.router, prefix=PREFIX)
     app.include_router(ops.router)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from typing import Any, Final
 
@@ -22,11 +22,12 @@ from ampwatch.diagnosis.findings import Finding
 from ampwatch.records import Batch
 
 from . import tables as t
-from .db import Database
+from .db import Database, text
 from .describe import describe_run, insert_events
 from .diagnoser import Diagnoser, Engine, RunDiagnosis, note_failure, replace_findings
 from .fold import fold
 from .lease import Lease, LeaseLost
+from .metrics import Metrics
 from .settings import Settings
 from .store.blob import pack
 from .store.tail import Key, TailReader, load, unfolded_batch, waiting
@@ -51,6 +52,7 @@ class Compactor:
         engine: makes a diagnosis.
         changed: called after each pass with the run, whose summary and findings may be new.
         found: called with the findings of a run in the transaction that stores them.
+        metrics: counts what training jobs had to drop.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Compactor:
         engine: Callable[[], Engine],
         changed: Callable[[str], None],
         found: Callable[[Connection, str, list[Finding]], None],
+        metrics: Metrics,
     ) -> None:
         self._database, self._settings, self._tails, self._changed = database, settings, tails, changed
-        self._found = found
+        self._found, self._metrics = found, metrics
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
         self._runs: set[str] = set()
+        self._since: dict[str, float] = {}  # when each run's oldest news came that is not visible yet
         self._swept = time.monotonic()
         self._news = threading.Condition()
         self._stop = threading.Event()
@@ -80,7 +84,15 @@ class Compactor:
         """These runs got something new. Never blocks on work."""
         with self._news:
             self._runs |= runs
+            for run in runs:
+                self._since.setdefault(run, time.monotonic())
             self._news.notify()
+
+    def lag_s(self) -> float:
+        """How long the oldest news has waited to become visible, s."""
+        with self._news:
+            oldest = min(self._since.values(), default=None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
     def stop(self) -> None:
         """Finish the pass under way, give the leases back and end."""
@@ -145,6 +157,7 @@ class Compactor:
     def _guarded(self, run: str, *, idle: bool) -> None:
         try:
             self.process(run, idle=idle)
+            self._shown(run)
         except LeaseLost as lost:
             log.info("%s", lost)
             self._diagnoser.forget(run)
@@ -154,6 +167,11 @@ class Compactor:
         except Exception:
             log.exception("work on run %s failed and will be tried again", run)
             self._diagnoser.forget(run)
+
+    def _shown(self, run: str) -> None:
+        with self._news:
+            if run not in self._runs:  # nothing came meanwhile
+                self._since.pop(run, None)
 
     def _digest(self, lease: Lease) -> int:
         """Events and diagnosis of some batches that the diagnosis has not seen; answer how many there were."""
@@ -191,6 +209,14 @@ class Compactor:
                 self._found(connection, lease.run, result[0])
 
         self._database.write(job)
+        self._count_dropped(events.values())
+
+    def _count_dropped(self, batches: Iterable[Batch]) -> None:
+        told = (event.data for batch in batches for event in batch.events() if event.type == "dropped")
+        for data in told:
+            first, last, count = (_whole(data.get(name)) for name in ("first_seq", "last_seq", "count"))
+            number = last - first + 1 if 0 <= first <= last else max(1, count)
+            self._metrics.add("ampwatch_dropped_total", number, ("reason", text(data.get("reason"), 40)))
 
     def _fold_producers(self, lease: Lease, given: Set[Key], *, silent_only: bool) -> list[int]:
         """Fold what the diagnosis was given of the producers that have something waiting; answer their ids."""
@@ -235,3 +261,8 @@ class Compactor:
     def _release(self, connection: Connection) -> None:
         mine = t.run_state.update().where(t.run_state.c.holder == self._holder)
         connection.execute(mine.values(holder="", lease_until=0.0))
+
+
+def _whole(value: Any) -> int:
+    """A count that a training job sent; -1 where it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1

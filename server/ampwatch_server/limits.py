@@ -26,10 +26,11 @@ class TooLarge(AmpwatchError):
 
 
 class Extent(NamedTuple):
-    """First and last attempt of a table; -1 where it has none, as events."""
+    """First and last attempt of a table, -1 where it has none, as events; and how many rows it has."""
 
     first: int
     last: int
+    rows: int = 0
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
@@ -78,7 +79,7 @@ def _check_table(batch: Batch) -> Extent:
     for name in ("stream", "tensor"):
         if name in table:
             _check_range(table[name], name, _MAX_STREAM)
-    return Extent(int(attempt.min()), int(attempt.max()))
+    return Extent(int(attempt.min()), int(attempt.max()), len(attempt))
 
 
 def _check_range(column: records.Array, name: str, limit: int) -> None:

@@ -51,11 +51,16 @@ class Hub:
     def __init__(self, changed_since: Callable[[float], News]) -> None:
         self._changed_since = changed_since
         self._watchers: set[Watcher] = set()
-        self._revisions: dict[str, int] = {}
+        self._told: dict[str, tuple[int, str]] = {}  # by run, the revision and the status
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._closed = False
+
+    @property
+    def watchers(self) -> int:
+        """How many watch now."""
+        return len(self._watchers)
 
     def watched(self, run: str) -> bool:
         """Whether anyone watches this run now. Any thread."""
@@ -98,7 +103,7 @@ class Hub:
     def _start(self, since: float) -> None:
         if self._task is None or self._task.done():
             self._loop = asyncio.get_running_loop()
-            self._revisions.clear()
+            self._told.clear()
             self._task = self._loop.create_task(self._poll(since))
 
     async def _poll(self, since: float) -> None:
@@ -116,8 +121,9 @@ class Hub:
             log.exception("the database could not be asked for news; asking again in a second")
             return since
         for revision, state in changed:
-            if self._revisions.get(state["run"]) != revision:
-                self._revisions[state["run"]] = revision
+            key = (revision, state["status"])
+            if self._told.get(state["run"]) != key:
+                self._told[state["run"]] = key
                 self._tell(state)
         return max(since, latest)
 
@@ -128,5 +134,10 @@ class Hub:
 
 
 def is_news(state: Mapping[str, Any], cursor: Mapping[str, int]) -> bool:
-    """Whether a state says more than one who has seen `cursor` (producer → seq) knows."""
+    """Whether a state says more than one who has seen `cursor` (producer → seq) knows.
+
+    A run that fell silent says so without a batch: it is told again rather than missed.
+    """
+    if state["status"] in ("stalled", "crashed"):
+        return True
     return any(cursor.get(producer, -1) < seq for producer, seq in state["cursor"].items())

@@ -69,13 +69,30 @@ def problem(
     return Response(msgspec.json.encode(document), status, headers, media_type=MEDIA_TYPE)
 
 
+class NotModified(AmpwatchError):
+    """What a client has is what it would get: answered 304.
+
+    Arguments:
+        headers: of the answer.
+    """
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__("not modified")
+        self.headers = headers
+
+
 def install(app: FastAPI) -> None:
-    """Make every error of an app a problem document."""
+    """Make every error of an app a problem document; those that are bugs are left to `logs.RequestLog`."""
+    app.add_exception_handler(NotModified, _on_not_modified)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(AmpwatchError, _on_own)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_parameter)
-    app.add_exception_handler(Exception, _on_bug)
+
+
+def _on_not_modified(_: Request, error: Exception) -> Response:
+    assert isinstance(error, NotModified)
+    return Response(status_code=304, headers=error.headers)
 
 
 def _on_problem(_: Request, error: Exception) -> Response:
@@ -101,7 +118,3 @@ def _on_parameter(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     return problem(422, first["msg"], field=".".join(str(part) for part in first["loc"][1:]) or "body")
-
-
-def _on_bug(_: Request, _error: Exception) -> Response:
-    return problem(500, "the server met an error of its own; its log says more")

@@ -14,7 +14,7 @@ from .diagnoser import Engine
 from .follow import Follower
 from .inbox import Inbox
 from .live import Hub, News
-from .metrics import Metrics
+from .metrics import Labels, Metrics, gauges
 from .settings import Settings
 from .store.runs import changed_since
 from .store.tail import TailReader
@@ -44,7 +44,7 @@ class Service:
         self.link_opened: Callable[[], None] = lambda: None  # whoever prints links shows the next one
         self.alerts = Alerts(self.database, settings)
         self.compactor = Compactor(
-            self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note
+            self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note, self.metrics
         )
         self.inbox = Inbox(self.database, settings, self.compactor.announce)
         self._follower = (
@@ -72,6 +72,19 @@ class Service:
         if young or trouble or self.hub.watched(run):
             return SOON_S
         return round(random.uniform(*CALM_S), 2)  # so that a thousand ranks do not come at once
+
+    def gauges(self) -> dict[tuple[str, Labels], float]:
+        """What metrics tell of this process and of the database, beside what was counted."""
+        writer = self.database.writer
+        own: dict[tuple[str, Labels], float] = {
+            ("ampwatch_commits_total", None): writer.commits,
+            ("ampwatch_commit_seconds_total", None): writer.commit_s,
+            ("ampwatch_writes_waiting", None): writer.waiting,
+            ("ampwatch_lag_seconds", None): self.compactor.lag_s(),
+            ("ampwatch_watchers", None): self.hub.watchers,
+        }
+        with self.database.read() as connection:
+            return own | gauges(connection, self.settings)
 
     def _changed_since(self, since: float) -> News:
         with self.database.read() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -44,8 +45,14 @@ class Writer:
         self._jobs: queue.SimpleQueue[tuple[Callable[[Connection], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
+        self.commits, self.commit_s = 0, 0.0  # transactions that were committed, and the time in them
         self._thread = threading.Thread(target=self._work, name="ampwatch-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs are queued."""
+        return self._jobs.qsize()
 
     def submit(self, job: Callable[[Connection], T]) -> Future[T]:
         """Queue `job(connection)`. The future holds its result once committed, or the error that rolled it back."""
@@ -65,9 +72,11 @@ class Writer:
     def _perform(self, job: Callable[[Connection], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
+        started = time.perf_counter()
         try:
             with told_when_unavailable(), self._engine.begin() as connection:
                 result = job(connection)
+            self.commits, self.commit_s = self.commits + 1, self.commit_s + time.perf_counter() - started
         except Exception as error:  # noqa: BLE001 - whoever waits for the future gets it
             future.set_exception(error)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import sent
 
+from ampwatch.records import Event
 from ampwatch_server.live import is_news
 from ampwatch_server.serve import running
 
@@ -71,7 +72,7 @@ def test_a_clock_that_is_set_back_hides_no_news(tmp_path: Path, connect) -> None
 
 
 def test_is_news() -> None:
-    state = {"cursor": {"a": 3, "b": 1}}
+    state = {"cursor": {"a": 3, "b": 1}, "status": "live"}
     assert is_news(state, {})
     assert is_news(state, {"a": 3})
     assert not is_news(state, {"a": 3, "b": 5, "c": 0})
@@ -109,3 +110,26 @@ def test_batches_come_often_while_someone_watches(tmp_path: Path, connect) -> No
             told = events(response)
             next(told)
             assert sent.post(client, sent.attempts(4, 5, 2)).json()["next_batch_s"] == 1.0
+
+
+def test_a_run_that_falls_silent_is_told_by_the_passing_of_time(tmp_path: Path, connect) -> None:
+    ahead = [0.0]
+    with (
+        running(database=str(tmp_path / "a.db"), clock=lambda: time.time() + ahead[0]) as server,
+        connect(server) as client,
+    ):
+        sent.send(client, sent.attempts(0, 3, 0))
+        with client.stream("GET", "/v1/live?run=r") as response:
+            told = events(response)
+            while next(told)["attempts"] != 3:
+                pass
+            ahead[0] = 185.0
+            assert next(told)["status"] == "crashed"
+            sent.send(client, sent.events(Event("heartbeat", 1.0), seq=1))
+            assert next(told)["status"] == "live"
+            ahead[0] = 605.0
+            sent.send(client, sent.events(Event("heartbeat", 1.0), seq=2))
+            assert next(told)["status"] == "stalled"
+        seen = {"Last-Event-ID": json.dumps({sent.P: 2})}
+        with client.stream("GET", "/v1/live", headers=seen) as response:
+            assert next(events(response))["status"] == "stalled"

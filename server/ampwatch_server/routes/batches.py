@@ -67,7 +67,7 @@ async def post_batch(
     except Exception:
         service.metrics.add("ampwatch_batches_total", label=("outcome", "refused"))
         raise
-    _count(service, batch, time.perf_counter() - started, new=stored.new)
+    _count(service, batch, extent, time.perf_counter() - started, new=stored.new)
     wait = await run_sync(_next_batch_s, service, batch)
     return answer({"producer": batch.producer, "seq": batch.seq, "stored": stored.new, "next_batch_s": wait})
 
@@ -97,11 +97,12 @@ def _decode(body: bytes, encoding: str, limit: int, json: bool) -> tuple[Batch, 
     return read_batch(decompress(body, encoding, limit), json=json)
 
 
-def _count(service: Service, batch: Batch, seconds: float, *, new: bool) -> None:
+def _count(service: Service, batch: Batch, extent: Extent, seconds: float, *, new: bool) -> None:
     service.metrics.add("ampwatch_batches_total", label=("outcome", "stored" if new else "repeated"))
     service.metrics.add("ampwatch_ingest_seconds_total", seconds)
     if new:
         service.metrics.add("ampwatch_batch_bytes_total", len(batch.body))
+        service.metrics.add("ampwatch_attempts_total", extent.rows if batch.kind == "attempts" else 0)
 
 
 def _next_batch_s(service: Service, batch: Batch) -> float:

@@ -19,9 +19,15 @@ from ampwatch_server.store.marks import MARKED, MARKS, list_marks
 from ampwatch_server.store.processes import begins_of
 
 from .common import Asked, RunId, ServiceOf, SourceAsked, Stream, answer, problems, require
+from .revalidate import Tagged, TaggedRoute
 from .series import HeatmapAsked, Rows, StatName
 
-router = APIRouter(prefix="/runs/{run}/figures", tags=["figures"], dependencies=[Depends(require("read"))])
+router = APIRouter(
+    prefix="/runs/{run}/figures",
+    tags=["figures"],
+    dependencies=[Depends(require("read")), Tagged],
+    route_class=TaggedRoute,
+)
 
 
 @router.get("/timeline", response_model=schemas.Figure, responses=problems(404))

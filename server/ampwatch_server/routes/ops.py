@@ -6,8 +6,6 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends
 from starlette.responses import PlainTextResponse, Response
 
-from ampwatch_server.metrics import gauges
-
 from .common import ServiceOf, problems, require
 
 router = APIRouter(tags=["operations"])
@@ -21,9 +19,7 @@ router = APIRouter(tags=["operations"])
 )
 def metrics(service: ServiceOf) -> Response:
     """Prometheus text."""
-    with service.database.read() as connection:
-        found = gauges(connection, service.settings)
-    return PlainTextResponse(service.metrics.text(found), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(service.metrics.text(service.gauges()), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/healthz", response_class=PlainTextResponse)

@@ -26,8 +26,9 @@ from .common import (
     problems,
     require,
 )
+from .revalidate import Tagged, TaggedRoute
 
-router = APIRouter(tags=["runs"], dependencies=[Depends(require("read"))])
+router = APIRouter(tags=["runs"], dependencies=[Depends(require("read"))], route_class=TaggedRoute)
 
 Order = Literal["-last_seen", "last_seen", "-started", "started", "name"]
 Status = Literal["live", "finished", "stalled", "crashed"]
@@ -60,7 +61,7 @@ def list_runs(
     return answer(page)
 
 
-@router.get("/runs/{run}", response_model=schemas.Run, responses=problems(404))
+@router.get("/runs/{run}", response_model=schemas.Run, dependencies=[Tagged], responses=problems(404))
 def get_run(run: RunId, service: ServiceOf) -> Response:
     """One run."""
     with service.database.read() as connection:
@@ -92,7 +93,9 @@ def delete_run(run: RunId, service: ServiceOf, grant: Admin) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/runs/{run}/events", response_model=schemas.EventPage, responses=problems(404))
+@router.get(
+    "/runs/{run}/events", response_model=schemas.EventPage, dependencies=[Tagged], responses=problems(404)
+)
 def list_events(
     run: RunId,
     service: ServiceOf,
@@ -116,7 +119,9 @@ def list_events(
     return answer(page)
 
 
-@router.get("/runs/{run}/findings", response_model=schemas.Findings, responses=problems(404))
+@router.get(
+    "/runs/{run}/findings", response_model=schemas.Findings, dependencies=[Tagged], responses=problems(404)
+)
 def get_findings(run: RunId, service: ServiceOf) -> Response:
     """The verdict and the findings, the worst first."""
     with service.database.read() as connection:

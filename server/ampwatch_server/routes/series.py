@@ -28,8 +28,9 @@ from .common import (
     require,
     split_names,
 )
+from .revalidate import Tagged, TaggedRoute
 
-router = APIRouter(tags=["series"], dependencies=[Depends(require("read"))])
+router = APIRouter(tags=["series"], dependencies=[Depends(require("read")), Tagged], route_class=TaggedRoute)
 
 SERIES = tuple(name for name in ATTEMPT_COLUMNS if name not in ("attempt", "stream", "step", "time"))
 TensorId = Annotated[int, Path(ge=0, lt=2**31)]

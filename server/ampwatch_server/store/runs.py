@@ -20,6 +20,7 @@ from .processes import not_found, processes_of
 
 STATUSES: Final = ("live", "finished", "stalled", "crashed")
 MISSING_SHOWN: Final = 100
+EDGE_S: Final = 10.0  # how long a change of status by time is looked for; who watches looks every second
 LATE_S: Final = 30.0  # after its end a run waits so long for what is missing; events overtake the rest
 NO_VERDICT: Final = {
     "word": "no data",
@@ -130,9 +131,20 @@ def touch(connection: Connection, run: str) -> None:
 
 
 def changed_since(connection: Connection, settings: Settings, since: float) -> News:
-    """The runs that changed after a moment."""
-    query = _query(settings).where(t.run_state.c.changed > since).order_by(t.run_state.c.changed)
+    """The runs that changed after a moment, and those whose status has just become another by the passing of time."""
+    now, runs = settings.clock(), t.runs.c
+    edges = (
+        _just_past(runs.last_seen, now - settings.silent_s),
+        _just_past(runs.last_seen, now - LATE_S),
+        _just_past(runs.last_attempt, now - settings.stalled_s),
+    )
+    query = _query(settings).where(sa.or_(t.run_state.c.changed > since, *edges))
+    query = query.order_by(t.run_state.c.changed)
     return _news(connection, connection.execute(query).all(), since)
+
+
+def _just_past(column: sa.ColumnElement[float], edge: float) -> sa.ColumnElement[bool]:
+    return column.between(edge - EDGE_S, edge)
 
 
 def news_now(connection: Connection, settings: Settings, run: str | None, limit: int) -> News:
