@@ -3,6 +3,7 @@
 AmpwatchError
 ├── InvalidBatch            a batch that cannot be read; names the field and the reason
 │   └── UnsupportedVersion  a batch written by a newer ampwatch
+├── InvalidPolicy           a scaler policy, or a parameter of one, that there is not
 ├── MissingExtra            a part that was not installed; names the pip command
 ├── SettingsError           a setting or argument that cannot be used
 ├── RunNotFound             a run, directory or trace that does not exist
@@ -28,6 +29,19 @@ class InvalidBatch(AmpwatchError):
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
+
+
+class InvalidPolicy(AmpwatchError):
+    """A scaler policy, or a parameter of one, that there is not.
+
+    Arguments:
+        field: `policy`, or `parameters.<name>`.
+        reason: what was got and what is allowed.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason = field, reason
 
 
 class UnsupportedVersion(InvalidBatch):

@@ -78,7 +78,9 @@ def _found(recording: Recording, known: Ceilings, own: dict[str, Any]) -> Iterat
     if burst >= _STEPS:
         settled = float(recording.attempts.scale[burst])
         yield from _worth(recording, known, own, "calibration", {"init_scale": settled})
-    settled_start = {"init_scale": float(recording.attempts.scale[burst])} if burst < recording.attempts.n else {}
+    settled_start = (
+        {"init_scale": float(recording.attempts.scale[burst])} if burst < recording.attempts.n else {}
+    )
     yield from _best(recording, known, own | settled_start)
 
 
@@ -92,7 +94,9 @@ def _best(recording: Recording, known: Ceilings, start: dict[str, Any]) -> Itera
     base = what_if(recording, "torch", start, known)
     tried = [what_if(recording, "torch", parameters, known) for parameters in asked]
     best = min(tried, key=_cost, default=base)
-    kind = "underflow" if _underflow_gain(base.effects["likely"], best.effects["likely"]) > _SHARE else "probing"
+    kind = (
+        "underflow" if _underflow_gain(base.effects["likely"], best.effects["likely"]) > _SHARE else "probing"
+    )
     if _is_worth(base.effects["likely"], best.effects["likely"], base.attempts):
         yield _recommendation(recording, kind, best)
 

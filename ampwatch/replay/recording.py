@@ -121,9 +121,7 @@ def _end(part: Recording) -> int:
 
 def _shifted(part: Recording, first: int) -> Recording:
     attempts = part.attempts._replace(attempt=part.attempts.attempt + first)
-    return part._replace(
-        attempts=attempts, losses=part.losses._replace(attempt=part.losses.attempt + first)
-    )
+    return part._replace(attempts=attempts, losses=part.losses._replace(attempt=part.losses.attempt + first))
 
 
 def _attempt_s(tables: Iterable[Table]) -> float | None:

@@ -77,7 +77,9 @@ def _losses(rows: Mapping[str, npt.NDArray[Any]]) -> Losses:
     seen = rows["hist"].sum(axis=1).astype(np.float64)
     estimate = lost_share(rows["hist"], rows["n_zero"])
     total = seen + estimate.lost
-    lost = np.stack([_lost(rows, seen, total, estimate.lost, estimate.shape, int(k)) for k in _SHIFTS], axis=1)
+    lost = np.stack(
+        [_lost(rows, seen, total, estimate.lost, estimate.shape, int(k)) for k in _SHIFTS], axis=1
+    )
     sums = np.zeros((len(attempt), len(_SHIFTS)))
     np.add.at(sums, row, lost)
     of = np.bincount(row, total, len(attempt))[:, None]

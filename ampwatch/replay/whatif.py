@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ampwatch.errors import AmpwatchError
+from ampwatch.errors import InvalidPolicy
 
 from .ceiling import CASES, Case, Ceilings, ceilings
-from .policies import POLICIES, Policy
+from .policies import POLICIES
 from .recorded import Reals
 from .recording import Recording
 from .simulate import Path, simulate
@@ -28,15 +28,6 @@ _CODE: Final = {
     "jmp": "jmp.DynamicLossScale({})",
     "optax": "optax.apply_if_finite(optimizer, {})",
 }
-
-
-class InvalidPolicy(AmpwatchError):
-    """A policy, or a parameter of one, that there is not."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
 
 
 class Effect(NamedTuple):
@@ -115,18 +106,16 @@ class WhatIf(NamedTuple):
         }
 
 
-def make_policy(name: str, parameters: Mapping[str, Any]) -> Policy:
-    """A policy by name, `policies.POLICIES`, with these parameters. InvalidPolicy."""
+def checked(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a policy, as far as they are given, in their types. InvalidPolicy."""
     if name not in POLICIES:
         raise InvalidPolicy("policy", f"got {name!r}, it must be one of {', '.join(POLICIES)}")
     allowed = defaults_of(name)
     for parameter, value in parameters.items():
         if parameter not in allowed:
-            raise InvalidPolicy(
-                f"parameters.{parameter}", f"{name!r} has none, only {', '.join(allowed)}"
-            )
+            raise InvalidPolicy(f"parameters.{parameter}", f"{name!r} has none, only {', '.join(allowed)}")
         _check(parameter, value, allowed[parameter])
-    return POLICIES[name](**{key: _typed(value, allowed[key]) for key, value in parameters.items()})
+    return {key: _typed(value, allowed[key]) for key, value in parameters.items()}
 
 
 def defaults_of(name: str) -> dict[str, Any]:
@@ -150,10 +139,9 @@ def what_if(
     Exact for the policy; approximate for the training, which would have gone another way. The ends of the ceilings
     give the bounds "worst" and "best".
     """
-    given = dict(parameters or {})
-    make_policy(policy, given)
+    given = checked(policy, parameters or {})
     found = known or ceilings(recording.attempts)
-    paths = {case: simulate(make_policy(policy, given), found.of(case)) for case in CASES}
+    paths = {case: simulate(POLICIES[policy](**given), found.of(case)) for case in CASES}
     number = recording.attempts.attempt
     effects = {case: _effect(recording, path, path.scales(len(number))) for case, path in paths.items()}
     return WhatIf(

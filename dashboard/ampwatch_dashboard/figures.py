@@ -9,7 +9,8 @@ from __future__ import annotations
 from ._compare import compare
 from ._heatmap import heatmap
 from ._histogram import histogram
+from ._replay import replay
 from ._theme import Figure, Theme
 from ._timeline import timeline
 
-__all__ = ["Figure", "Theme", "compare", "heatmap", "histogram", "timeline"]
+__all__ = ["Figure", "Theme", "compare", "heatmap", "histogram", "replay", "timeline"]

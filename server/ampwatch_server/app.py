@@ -15,7 +15,7 @@ from . import problems
 from .api import describe
 from .diagnoser import Engine
 from .logs import RequestLog
-from .routes import admin, batches, compare, exports, figures, live, ops, pages, runs, series
+from .routes import admin, batches, compare, exports, figures, live, ops, pages, replay, runs, series
 from .security import Guard
 from .service import Service
 from .settings import Settings
@@ -55,7 +55,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
     problems.install(app)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(RequestLog)
-    for module in (runs, batches, series, figures, compare, exports, live, admin):
+    for module in (runs, batches, series, figures, compare, exports, replay, live, admin):
         app.include_router(module.router, prefix=PREFIX)
     app.include_router(ops.router)
     pages.install(app)

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ampwatch.errors import AmpwatchError, InvalidBatch, RunNotFound, UnsupportedVersion
+from ampwatch.errors import AmpwatchError, InvalidBatch, InvalidPolicy, RunNotFound, UnsupportedVersion
 
 from .inbox import Conflict, Overloaded
 from .limits import TooLarge
@@ -27,6 +27,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 _STATUS: Final[dict[type[AmpwatchError], int]] = {
     UnsupportedVersion: 426,  # before InvalidBatch, which it is too: a newer client keeps what an upgrade can read
     InvalidBatch: 422,
+    InvalidPolicy: 422,
     RunNotFound: 404,
     FindingNotFound: 404,
     TokenNotFound: 404,
@@ -104,7 +105,7 @@ def _on_own(_: Request, error: Exception) -> Response:
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
     if isinstance(error, Unavailable):
         log.warning("%s", error)
-    if isinstance(error, InvalidBatch):
+    if isinstance(error, (InvalidBatch, InvalidPolicy)):
         return problem(status, error.reason, field=error.field)
     return problem(status, str(error), headers={"Retry-After": "1"} if status == 503 else None)
 

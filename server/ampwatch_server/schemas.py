@@ -378,3 +378,92 @@ class AuditPage(Model):
 
     items: list[AuditEntry]
     next: str | None
+
+
+class ReplayAsked(Model):
+    """A policy and its parameters; what is left out is the policy's default."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {"policy": "torch", "parameters": {"init_scale": 65536, "growth_interval": 500}}
+        },
+    )
+
+    policy: str = Field("torch", max_length=64, description="a key of `GET /v1/policies`")
+    parameters: dict[Annotated[str, Field(max_length=64)], float | bool | None] = Field(
+        default_factory=dict, max_length=16
+    )
+
+
+class ScalePath(Model):
+    """The lowest and highest scale over each stretch of attempts."""
+
+    attempt: list[int] = Field(description="first of each stretch")
+    low: list[Real]
+    high: list[Real]
+
+
+class Effect(Model):
+    """What a loss scale did, or would have done."""
+
+    skipped: int = Field(description="attempts lost to overflow")
+    final_scale: Real
+    stopped: str | None = Field(description="what the scaler would have raised, and training with it")
+    stopped_at: int | None = Field(description="the attempt at which")
+    underflow_share: Real = Field(
+        description="mean share of the elements computed in float16 that are lost; null where none is known"
+    )
+
+
+class EffectPath(Effect):
+    """An effect and the path of the scale."""
+
+    path: ScalePath
+
+
+class Replayed(Model):
+    """The replay under the lowest, the likely and the highest ceilings that the record allows."""
+
+    worst: EffectPath
+    likely: EffectPath
+    best: EffectPath
+
+
+class Replay(Model):
+    """A policy replayed over a recorded run."""
+
+    policy: str
+    parameters: dict[str, float | bool | None]
+    code: str = Field(description="the line to copy", examples=["torch.amp.GradScaler(growth_interval=500)"])
+    attempts: int
+    attempt_s: Real = Field(description="median time of an attempt, s")
+    hopeless: int = Field(description="skipped attempts whose loss was not finite: no scale takes them")
+    recorded: EffectPath
+    replayed: Replayed
+
+
+class Recommendation(Model):
+    """A setting and what it would have done."""
+
+    kind: Literal["keep", "calibration", "probing", "underflow", "not_the_scale"]
+    text: str
+    code: str
+    parameters: dict[str, float | bool | None]
+    recorded: Effect
+    replayed: Effect | None = Field(description="in the likely case")
+    worst: int | None = Field(description="skipped attempts at worst")
+    best: int | None = Field(description="skipped attempts at best")
+
+
+class Recommendations(Model):
+    """What to set, the most useful first; one entry `keep` where nothing is better."""
+
+    scaler: dict[str, Any]
+    recommendations: list[Recommendation]
+
+
+class Policies(Model):
+    """Policies by name, each with the defaults of its parameters."""
+
+    policies: dict[str, dict[str, float | bool | None]]

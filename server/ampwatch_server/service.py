@@ -15,6 +15,7 @@ from .follow import Follower
 from .inbox import Inbox
 from .live import Hub, News
 from .metrics import Labels, Metrics, gauges
+from .recordings import Recordings
 from .settings import Settings
 from .store.runs import changed_since
 from .store.tail import TailReader
@@ -38,6 +39,7 @@ class Service:
         self.database = Database(settings.url)
         self.database.migrate()
         self.tails = TailReader()
+        self.recordings = Recordings(self.database, self.tails)
         self.metrics = Metrics()
         self.auth = Auth(self.database, settings)
         self.hub = Hub(self._changed_since)

@@ -95,9 +95,7 @@ def _followed(trace):
 
 def _made(trace, case):
     kind, names, _ = _followed(trace)
-    given = {
-        names.get(name, name): value for name, value in case["params"].items() if names.get(name, name)
-    }
+    given = {names.get(name, name): value for name, value in case["params"].items() if names.get(name, name)}
     if trace in ("keras3_lossscaleoptimizer_jax", "keras3_lossscaleoptimizer_tensorflow"):
         given["flush_subnormals"] = True
     if "jit" in case["name"]:

@@ -1,0 +1,76 @@
+"""What another setting would have done: `POST …/replay`, and what to set: `GET …/recommendations`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+
+from ampwatch.replay.policies import POLICIES
+from ampwatch.replay.recommend import recommend
+from ampwatch.replay.whatif import WhatIf, defaults_of, what_if
+from ampwatch_dashboard import figures
+from ampwatch_server import schemas
+from ampwatch_server.store.blob import jsonable
+
+from .common import Rank, RunId, ServiceOf, answer, problems, require
+from .figures import Theme
+
+router = APIRouter(tags=["replay"], dependencies=[Depends(require("read"))])
+
+Scaler = Annotated[int, Query(ge=0, lt=2**31, description="index of the scaler, where a run has several")]
+Points = Annotated[int, Query(ge=1, le=20_000, description="points wanted of each path")]
+_POINTS: Final = 600
+
+
+@router.post("/runs/{run}/replay", response_model=schemas.Replay, responses=problems(404))
+def post_replay(
+    run: RunId,
+    asked: schemas.ReplayAsked,
+    service: ServiceOf,
+    rank: Rank = None,
+    scaler: Scaler = 0,
+    points: Points = _POINTS,
+) -> Response:
+    """Replay a policy over a recorded run: steps lost, the path of the scale, underflow, each with its bounds.
+
+    Exact for the policy; approximate for the training, which would have gone another way.
+    """
+    return answer(jsonable(_replayed(service, run, asked, rank, scaler).as_dict(points)))
+
+
+@router.post("/runs/{run}/figures/replay", response_model=schemas.Figure, responses=problems(404))
+def replay_figure(
+    run: RunId,
+    asked: schemas.ReplayAsked,
+    service: ServiceOf,
+    theme: Theme = "light",
+    rank: Rank = None,
+    scaler: Scaler = 0,
+) -> Response:
+    """The replayed path over the recorded one."""
+    replayed = _replayed(service, run, asked, rank, scaler)
+    return answer(figures.replay(jsonable(replayed.as_dict(_POINTS)), theme))
+
+
+@router.get("/runs/{run}/recommendations", response_model=schemas.Recommendations, responses=problems(404))
+def get_recommendations(run: RunId, service: ServiceOf, rank: Rank = None, scaler: Scaler = 0) -> Response:
+    """Settings that would have served the run better, each with what it would have done; the most useful first."""
+    recording = service.recordings.read(run, rank=rank, scaler=scaler).recording
+    found = [one.as_dict() for one in recommend(recording)]
+    return answer(jsonable({"scaler": dict(recording.scaler), "recommendations": found}))
+
+
+@router.get("/policies", response_model=schemas.Policies, responses=problems())
+def get_policies() -> Response:
+    """The policies that can be replayed, with their parameters' defaults."""
+    return answer({"policies": {name: jsonable(defaults_of(name)) for name in POLICIES}})
+
+
+def _replayed(
+    service: ServiceOf, run: str, asked: schemas.ReplayAsked, rank: int | None, scaler: int
+) -> WhatIf:
+    known = service.recordings.read(run, rank=rank, scaler=scaler)
+    parameters: dict[str, Any] = dict(asked.parameters)
+    return what_if(known.recording, asked.policy, parameters, known.ceilings)
