@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .hooks import Numbers, Observation, gathered, is_plain, magnitudes
+from .hooks import Numbers, Observation, gathered, is_plain, local, magnitudes
 
 MOST_NAMES: Final = 16
 
@@ -88,7 +88,7 @@ class FiniteCheck:
 
 
 def _plain(named: Iterable[tuple[str, Tensor]]) -> dict[_Key, Tensor]:
-    return {(name, tensor.shape): tensor for name, tensor in named if is_plain(tensor)}
+    return {(name, tensor.shape): own for name, tensor in named if is_plain(own := local(tensor))}
 
 
 @torch.no_grad()

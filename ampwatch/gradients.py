@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import NoneType
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .hooks import DTYPES
+from .hooks import DTYPES, local
 from .registry import Name, Registry
 from .stats.dense import Dense
 
@@ -137,10 +137,7 @@ def _checked(grad: Tensor) -> Tensor | None:
     """
     if grad.is_sparse:
         return _sparse_values(grad)
-    if hasattr(grad, "to_local"):
-        grad = cast(Tensor, grad.to_local())
-    if hasattr(grad, "trigger_wait"):  # of a collective under way, which torch's operation waits for too
-        grad = cast(Tensor, grad.trigger_wait())
+    grad = local(grad)
     is_known = grad.layout is torch.strided and grad.dtype in DTYPES and not (grad.is_meta or grad.is_nested)
     return grad if is_known and not is_traceable_wrapper_subclass(grad) else None
 

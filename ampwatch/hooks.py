@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,16 @@ class Observer(ABC):
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is a real or complex one in this process's memory: no wrapper, not lazy, not on `meta`."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in DTYPES and not tensor.is_meta
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of a tensor lies in this process: of a DTensor this rank's shard, of a collective under way its result.
+
+    Synchronisation: a collective's result is waited for on the stream, as by the operation that uses it next.
+    """
+    if hasattr(tensor, "to_local"):
+        tensor = cast(Tensor, tensor.to_local())
+    return cast(Tensor, tensor.trigger_wait()) if hasattr(tensor, "trigger_wait") else tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

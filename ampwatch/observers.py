@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .finite_check import FiniteCheck
 from .forward_search import ForwardSearch
-from .hooks import Hook, Numbers, Observation, Observer, gathered, tensors_in
+from .hooks import Hook, Numbers, Observation, Observer, gathered, local, tensors_in
 from .stats.layout import HIST_LOG2_MIN, SCALARS, WIDTH
 from .stats.reference import statistics
 
@@ -57,7 +57,7 @@ class _FirstAccumulations(Observer):
 
     def _accumulated(self, tensor: int, param: Tensor) -> None:
         if tensor not in self._seen and param.grad is not None:
-            self._seen[tensor] = self._look_at(param.grad)
+            self._seen[tensor] = self._look_at(local(param.grad))
 
     @abstractmethod
     def _look_at(self, grad: Tensor) -> Tensor:

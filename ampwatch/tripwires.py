@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from .hooks import Hook, is_plain
+from .hooks import Hook, is_plain, local
 
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
 
@@ -76,7 +76,7 @@ def residue_of(parameter: Tensor) -> Tensor | None:
 
     One of its first elements that is not zero; NaN is not. Float64, on its device; no synchronisation.
     """
-    grad = parameter.grad
+    grad = None if parameter.grad is None else local(parameter.grad)
     if grad is None or not is_plain(grad) or grad.layout is not torch.strided:
         return None
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,18 +20,26 @@ Make: TypeAlias = Callable[..., torch.amp.GradScaler]
 Loop: TypeAlias = Callable[[Make], Iterator[Any]]
 
 OURS = ("ours", "in place")
-statistics = ["reference"]  # the pass of the scalers that are made
+statistics = ["reference"]  # the pass of the scalers that are made …
+recorders: deque[MemoryRecorder] = deque(maxlen=1)  # … and where the last of them recorded
 
 
-def make(kind: str, model: nn.Module | None = None, **arguments: Any) -> torch.amp.GradScaler:
-    """A scaler of torch, of ours, or one of torch that is watched in place."""
+def make(
+    kind: str, model: nn.Module | None = None, *, sharded: bool = False, **arguments: Any
+) -> torch.amp.GradScaler:
+    """A scaler of torch, of ours, or one of torch that is watched in place; with `sharded` that of FSDP1."""
+    torchs, ours = torch.amp.GradScaler, ampwatch.GradScaler
+    if sharded:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        torchs, ours = ShardedGradScaler, ampwatch.ShardedGradScaler
     if kind == "torch":
-        return torch.amp.GradScaler("cpu", **arguments)
-    recorder = MemoryRecorder(statistics=statistics[0])
+        return torchs("cpu", **arguments)
+    recorders.append(MemoryRecorder(statistics=statistics[0]))
     if kind == "ours":
-        return ampwatch.GradScaler("cpu", model=model, recorder=recorder, **arguments)
-    scaler = torch.amp.GradScaler("cpu", **arguments)
-    assert ampwatch.watch(scaler, model=model, recorder=recorder) is scaler
+        return ours("cpu", model=model, recorder=recorders[-1], **arguments)
+    scaler = torchs("cpu", **arguments)
+    assert ampwatch.watch(scaler, model=model, recorder=recorders[-1]) is scaler
     return scaler
 
 

@@ -1,0 +1,124 @@
+"""Two ranks of a real process group: DDP, FSDP1, FSDP2 and DTensors, bit for bit as with torch's scalers.
+
+FSDP1 with `CPUOffload` asks for an accelerator, so it has not run here. What its scaler does with gradients on the CPU
+is in `sharded`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+import ampwatch
+
+from ..recorded import MemoryRecorder
+from .twin import OURS
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each rank saw, by loop."""
+    directory = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.ampwatch.lockstep.ranks", str(directory)]
+    started = [
+        subprocess.Popen([*command, str(rank)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    return [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def test_every_loop_is_torchs(ranks):
+    assert [
+        (name, rank, kind)
+        for rank, seen in enumerate(ranks)
+        for name, loop in seen.items()
+        for kind in OURS
+        if loop[kind] != loop["torch"]
+    ] == []
+
+
+def column(ranks, loop, name):
+    return [seen[loop]["columns"][name] for seen in ranks]
+
+
+SKIPS = {
+    "ddp": [[0, 0, 1, 0, 0]] * 2,
+    "fsdp1": [[0, 0, 1, 0, 0]] * 2,
+    "fsdp1 flat": [[0, 0, 1, 0, 0]] * 2,
+    "fsdp2": [[0, 0, 1, 0, 0]] * 2,
+    "shard, replicate": [[0, 1, 0]] * 2,
+    "replicate, shard": [[0, 0, 0], [0, 1, 0]],  # torch asks the first tensor of a list only: the ranks part
+    "partial": [[0, 1]] * 2,
+    "sharded": [[0, 1, 0, 0]] * 2,
+    "sharded, one rank without": [[0, 0, 0, 0]] * 2,
+    "sharded, sparse float16": [[0, 1, 0, 0]] * 2,
+    "asynchronous": [[0, 1, 0]] * 2,
+}
+
+
+@pytest.mark.parametrize("loop", SKIPS)
+def test_which_rank_skips(loop, ranks):
+    assert column(ranks, loop, "found_inf") == SKIPS[loop]
+
+
+@pytest.mark.parametrize("loop", ["fsdp1", "fsdp2"])
+def test_statistics_are_of_the_ranks_own_shards(loop, ranks):
+    """The small model has 195 parameters; the overflow is the second rank's."""
+    numel, n_inf = column(ranks, loop, "numel"), column(ranks, loop, "n_inf")
+    assert [sum(each) for each in zip(*numel, strict=True)] == [195] * 5
+    assert [bool(each[2]) for each in n_inf] == [False, True]
+
+
+def test_statistics_are_of_what_torch_checks(ranks):
+    assert column(ranks, "sharded, sparse float16", "numel") == [[2] * 4] * 2  # coalesced
+    assert column(ranks, "sharded, sparse float16", "n_inf") == [[0] * 4, [0, 1, 0, 0]]
+    assert column(ranks, "asynchronous", "n_inf") == [[0, 1, 0]] * 2
+    assert column(ranks, "sharded, one rank without", "numel") == [[3] * 4, [0] * 4]
+
+
+def test_the_record_of_a_tensor_says_how_it_lies(ranks):
+    placed = [seen["replicate, shard"]["placements"] for seen in ranks]
+    assert placed == [[["Replicate()"], ["Shard(dim=0)"]]] * 2
+    assert [seen["fsdp2"]["placements"] for seen in ranks] == [[["Shard(dim=0)"]] * 6] * 2
+    assert ranks[0]["ddp"]["placements"] == [None] * 6
+
+
+def test_sharded_parameters_are_looked_at_too(ranks):
+    assert [seen["fsdp2"]["checked"] for seen in ranks] == [[6], [6]]
+
+
+def test_the_scaler_tells_its_policy(ranks):
+    assert ranks[0]["sharded"]["scaler"] == [("ShardedGradScaler", "torch-sharded-cpu")]
+    assert ranks[0]["fsdp2"]["scaler"] == [("GradScaler", "torch")]
+
+
+def test_arguments_have_torchs_order_and_defaults():
+    torchs = list(inspect.signature(ShardedGradScaler).parameters.values())
+    ours = list(inspect.signature(ampwatch.ShardedGradScaler).parameters.values())
+    assert [(p.name, p.default) for p in ours[: len(torchs)]] == [(p.name, p.default) for p in torchs]
+    scaler = ampwatch.ShardedGradScaler("cpu", 8.0, 0.25, 3.0, 5, recorder=MemoryRecorder())
+    assert scaler.state_dict() == ShardedGradScaler("cpu", 8.0, 0.25, 3.0, 5).state_dict()
+
+
+def test_losses_keep_their_dtype_as_with_torchs():
+    loss = torch.full((), 2.0, dtype=torch.float16)
+    scaler = ampwatch.ShardedGradScaler("cpu", recorder=MemoryRecorder())
+    assert scaler.scale(loss).dtype is ShardedGradScaler("cpu").scale(loss).dtype is torch.float16
+
+
+def test_watched_in_place():
+    scaler = ShardedGradScaler("cpu")
+    assert ampwatch.watch(scaler, recorder=MemoryRecorder()) is scaler
+    assert isinstance(scaler, ShardedGradScaler)
