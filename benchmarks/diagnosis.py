@@ -1,6 +1,7 @@
 """How often the diagnosis is right: real training loops with a known fault, and the same loops without it.
 
-    python benchmarks/diagnosis.py [--seeds N] [--first SEED] [--only NAME …] [--jobs 2] [--plain] [--json]
+    python benchmarks/diagnosis.py [--seeds N] [--first SEED] [--set first|second] [--only NAME …] [--jobs 2] [--plain] [--json]
+    python benchmarks/diagnosis.py --healthy [--set …] [--seeds N]
     python benchmarks/diagnosis.py --trace NAME [--healthy] [--first SEED]
 
 Each loop (benchmarks/loops) trains in a process of its own under float16 autocast on the CPU; its records are then
@@ -8,7 +9,7 @@ diagnosed. A loop with its fault is *right* if the first finding is of the expec
 above info is of another kind; *missed* if the kind is not among the findings; else *wrong*. It is then run once more
 and ended at the attempt by which the verdict is due: *late* if the kind is not there yet. Where the onset or the
 place is known, `step` and `place` count the verdicts that name another. The loop without its fault, and every
-healthy loop, must have no finding above info: each that has is a false alarm. `--plain` also trains under torch's
+healthy loop, must have no finding above info: each that has is a false alarm. `--healthy` runs these alone. `--plain` also trains under torch's
 own scaler and compares all weights. `--trace` prints what happened, attempt by attempt, and the findings.
 """
 
@@ -31,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import msgspec
 import torch
+import torch._dynamo  # the first step of an optimizer imports it; once here, not once in each process
 from loops import LOOPS, Happened, Lab, Loop
 
 import ampwatch
@@ -196,19 +198,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--set", choices=("first", "second"), help="the loops that were written together")
     parser.add_argument("--only", nargs="+", default=[], help="loops, or kinds")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--plain", action="store_true", help="compare with torch's own scaler")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--trace", metavar="NAME")
-    parser.add_argument("--healthy", action="store_true", help="with --trace: without the fault")
+    parser.add_argument("--healthy", action="store_true", help="only without the fault")
     options = parser.parse_args()
     if options.trace:
         trace(options.trace, options.first, not options.healthy)
         return
-    loops = [p for p in LOOPS.values() if not options.only or {p.name, p.kind} & set(options.only)]
+    loops = [
+        p
+        for p in LOOPS.values()
+        if options.set in (None, p.set) and (not options.only or {p.name, p.kind} & set(options.only))
+    ]
     if not loops:
         parser.error("no such loop: " + " ".join(options.only))
+    if options.healthy:
+        loops = [replace(p, kind=None) for p in loops]
     seeds = range(options.first, options.first + options.seeds)
     tasks = [
         Task(p.name, s, fault) for p in loops for s in seeds for fault in (True, False) if p.kind or not fault
