@@ -12,6 +12,7 @@ from ampwatch.errors import AmpwatchError
 from .demo import demo
 from .diagnose import diagnose
 from .export import export, report
+from .replay import replay
 from .runs import runs
 from .serve import serve
 from .sync import sync
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Are the gradients of your mixed-precision training healthy, and if not, why?",
 )
-for command in (demo, serve, runs, diagnose, export, report, sync):
+for command in (demo, serve, runs, diagnose, replay, export, report, sync):
     app.command()(command)
 app.add_typer(token_app)
 

@@ -7,7 +7,8 @@ loss itself is not finite no setting helps, and that is said instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -75,38 +76,46 @@ def _found(recording: Recording, known: Ceilings, own: dict[str, Any]) -> Iterat
         )
         yield Recommendation("not_the_scale", text, "", own, recorded)
     burst = _burst(recording)
+    settled = own | ({"init_scale": float(recording.attempts.scale[burst])} if burst else {})
     if burst >= _STEPS:
-        settled = float(recording.attempts.scale[burst])
-        yield from _worth(recording, known, own, "calibration", {"init_scale": settled})
-    settled_start = (
-        {"init_scale": float(recording.attempts.scale[burst])} if burst < recording.attempts.n else {}
-    )
-    yield from _best(recording, known, own | settled_start)
+        yield from _worth(recording, known, settled)
+    yield from _best(recording, known, settled)
+
+
+def _worth(recording: Recording, known: Ceilings, settled: dict[str, Any]) -> Iterator[Recommendation]:
+    tried = what_if(recording, "torch", settled, known)
+    if _is_worth(recorded_effect(recording), tried.effects["likely"], tried.attempts):
+        yield _recommendation(recording, "calibration", tried)
 
 
 def _best(recording: Recording, known: Ceilings, start: dict[str, Any]) -> Iterator[Recommendation]:
-    """The growth that loses the fewest steps and elements, if it is worth a change of the recorded growth."""
-    asked = [
-        start | {"growth_interval": interval, "growth_factor": factor}
+    """The start and growth that lose the fewest steps and elements, if they are worth a change."""
+    tried = [
+        what_if(
+            recording,
+            "torch",
+            start | {"init_scale": init, "growth_interval": interval, "growth_factor": factor},
+            known,
+        )
+        for init in _starts(known, start["init_scale"])
         for interval in INTERVALS
         for factor in FACTORS
     ]
     base = what_if(recording, "torch", start, known)
-    tried = [what_if(recording, "torch", parameters, known) for parameters in asked]
-    best = min(tried, key=_cost, default=base)
-    kind = (
-        "underflow" if _underflow_gain(base.effects["likely"], best.effects["likely"]) > _SHARE else "probing"
-    )
-    if _is_worth(base.effects["likely"], best.effects["likely"], base.attempts):
-        yield _recommendation(recording, kind, best)
+    best = min(tried, key=_cost)
+    before, after = base.effects["likely"], best.effects["likely"]
+    if _is_worth(before, after, base.attempts):
+        yield _recommendation(
+            recording, "underflow" if _underflow_gain(before, after) > _SHARE else "probing", best
+        )
 
 
-def _worth(
-    recording: Recording, known: Ceilings, own: dict[str, Any], kind: str, change: Mapping[str, Any]
-) -> Iterator[Recommendation]:
-    tried = what_if(recording, "torch", own | dict(change), known)
-    if _is_worth(recorded_effect(recording), tried.effects["likely"], tried.attempts):
-        yield _recommendation(recording, kind, tried)
+def _starts(known: Ceilings, settled: float) -> list[float]:
+    """Where the scale may begin: where it did, or at the largest power of two that nine tenths of the attempts allow."""
+    allowed = float(np.quantile(known.likely, 0.1, method="lower"))
+    if not 0 < allowed < math.inf:
+        return [settled]
+    return [settled, 2.0 ** math.floor(math.log2(allowed))]
 
 
 def _recommendation(recording: Recording, kind: str, tried: WhatIf) -> Recommendation:
@@ -125,14 +134,19 @@ def _recommendation(recording: Recording, kind: str, tried: WhatIf) -> Recommend
 
 def _text(kind: str, tried: WhatIf, recorded: Effect, likely: Effect) -> str:
     lost = f"{likely.skipped:,} steps would likely have been lost instead of {recorded.skipped:,}"
+    begin = f"begin at 2^{np.log2(tried.parameters['init_scale']):g}"
     if kind == "calibration":
-        scale = np.log2(tried.parameters["init_scale"])
-        return f"Begin at the scale that the run settled on, 2^{scale:g}: {lost}."
-    share = ""
-    if likely.underflow_share is not None and recorded.underflow_share is not None:
-        share = f", and {likely.underflow_share:.2%} of the elements computed in float16 instead of {recorded.underflow_share:.2%}"
+        return f"{begin.capitalize()}, the scale that the run settled on: {lost}."
     interval, factor = tried.parameters["growth_interval"], tried.parameters["growth_factor"]
-    return f"Grow by {factor:.3g} every {interval:,} clean steps: {lost}{share}."
+    return f"Grow by {factor:.3g} every {interval:,} clean steps, and {begin}: {lost}{_shares(recorded, likely)}."
+
+
+def _shares(recorded: Effect, likely: Effect) -> str:
+    """What of the underflow is worth a word."""
+    if likely.underflow_share is None or recorded.underflow_share is None:
+        return ""
+    before, after = f"{recorded.underflow_share:.2%}", f"{likely.underflow_share:.2%}"
+    return "" if before == after else f", and {after} of the elements computed in float16 instead of {before}"
 
 
 def _cost(tried: WhatIf) -> tuple[float, float, float]:
@@ -161,9 +175,8 @@ def _underflow_gain(before: Effect, after: Effect) -> float:
 
 
 def _burst(recording: Recording) -> int:
-    """Attempts skipped before the first that was taken."""
-    overflow = recording.attempts.overflow
-    return int(np.argmin(overflow)) if not overflow.all() else len(overflow)
+    """Attempts skipped before the first that was taken; 0 where none was."""
+    return int(np.argmin(recording.attempts.overflow))
 
 
 def _own(recording: Recording) -> dict[str, Any]:

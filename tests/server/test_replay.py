@@ -1,16 +1,14 @@
 from __future__ import annotations
 
+import httpx
 import numpy as np
 import pytest
 import sent
 
-from ampwatch.diagnosis.engine import Diagnosis
-from ampwatch.records import MISSING, Event
+from ampwatch.records import MISSING, Event, pack_table
 from ampwatch.replay import recording_of, what_if
-from ampwatch.replay.whatif import defaults_of
 from ampwatch_server.service import Service
 
-P, Q = "a" * 32, "b" * 32
 SCALER = {"scaler": 0, "class": "GradScaler", "init_scale": 2.0**30, "growth_interval": 2000}
 BURST = 14  # attempts from 2^30 down to 2^16, which all overflow
 
@@ -35,7 +33,7 @@ def attempts(producer: str, n: int = 3000, seq: int = 1) -> sent.Batch:
         "headroom_log2": np.where(skipped, MISSING, 3.0),
         "time": 1.0 + 0.5 * np.arange(n),
     }
-    return sent.table("attempts", columns, producer=producer, seq=seq)
+    return pack_table("attempts", columns, **sent.key(seq, producer=producer))
 
 
 def tensors(producer: str, at: range, seq: int = 2) -> sent.Batch:
@@ -44,7 +42,7 @@ def tensors(producer: str, at: range, seq: int = 2) -> sent.Batch:
     hist[:, [36, 44]] = 100  # binades -12 and -4 of the scaled gradient
     columns = {"attempt": np.array(at), "tensor": np.zeros(n, np.int64), "scale": np.full(n, 2.0**16)}
     counts = {"numel": np.full(n, 200), "n_zero": np.zeros(n, np.int64), "hist": hist}
-    return sent.table("tensors", columns | counts, producer=producer, seq=seq)
+    return pack_table("tensors", columns | counts, **sent.key(seq, producer=producer))
 
 
 def batches(producer: str) -> list[sent.Batch]:
@@ -54,9 +52,9 @@ def batches(producer: str) -> list[sent.Batch]:
 @pytest.mark.parametrize("folded", [True, False])
 def test_the_store_replays_as_the_spool_does(service: Service, folded: bool) -> None:
     """From chunks, and from what waits in the inbox."""
-    sent.store(service, *batches(P), process=folded)
+    sent.store(service, *batches(sent.P), process=folded)
     stored = service.recordings.read("r").recording
-    spooled = recording_of(batches(P))
+    spooled = recording_of(batches(sent.P))
     for mine, its in zip(stored.attempts, spooled.attempts, strict=True):
         np.testing.assert_array_equal(mine, its)
     assert stored.attempt_s == 0.5
@@ -68,17 +66,70 @@ def test_the_store_replays_as_the_spool_does(service: Service, folded: bool) -> 
 
 
 def test_processes_of_a_rank_stand_one_after_the_other(service: Service, clock: list[float]) -> None:
-    sent.store(service, *batches(P))
+    sent.store(service, *batches(sent.P))
     clock[0] += 1
-    sent.store(service, *batches(Q))
+    sent.store(service, *batches(sent.Q))
     recording = service.recordings.read("r").recording
     assert (recording.attempts.n, recording.attempts.attempt[3000]) == (6000, 3000)
     assert recording.attempts.overflow.sum() == 2 * BURST
 
 
 def test_a_recording_is_kept_until_the_run_changes(service: Service) -> None:
-    sent.store(service, described(P), attempts(P, 100))
+    sent.store(service, described(sent.P), attempts(sent.P, 100))
     first = service.recordings.read("r")
     assert service.recordings.read("r") is first
-    sent.store(service, attempts(P, 200, seq=2))
+    sent.store(service, attempts(sent.P, 200, seq=2))
     assert service.recordings.read("r").recording.attempts.n == 200
+
+
+def test_what_would_have_happened(client: httpx.Client) -> None:
+    sent.post(client, *batches(sent.P))
+    answer = client.post("/v1/runs/r/replay?points=10", json={"parameters": {"init_scale": 2**16}}).json()
+    assert (answer["code"], answer["attempts"]) == ("torch.amp.GradScaler()", 3000)
+    assert (answer["recorded"]["skipped"], answer["replayed"]["likely"]["skipped"]) == (BURST, 0)
+    assert (answer["replayed"]["worst"]["skipped"], answer["replayed"]["best"]["skipped"]) == (BURST, 0)
+    assert answer["replayed"]["likely"]["path"]["attempt"] == list(range(0, 3000, 300))
+
+
+def test_recommendations(client: httpx.Client) -> None:
+    sent.post(client, *batches(sent.P))
+    found = client.get("/v1/runs/r/recommendations").json()
+    assert found["scaler"] == SCALER
+    assert [one["kind"] for one in found["recommendations"]] == ["calibration"]
+    assert found["recommendations"][0]["text"] == (
+        "Begin at 2^16, the scale that the run settled on: 0 steps would likely have been lost instead of 14."
+    )
+
+
+def test_the_figure_shows_the_four_paths(client: httpx.Client) -> None:
+    sent.post(client, *batches(sent.P))
+    figure = client.post("/v1/runs/r/figures/replay?theme=dark", json={}).json()
+    names = ["as recorded", "at worst", "at best", "this setting, likely"]
+    assert [trace["name"] for trace in figure["data"]] == names
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [({"policy": "none"}, "policy"), ({"parameters": {"growth_interval": 0}}, "parameters.growth_interval")],
+)
+def test_what_cannot_be_replayed_is_named(client: httpx.Client, asked: dict[str, object], field: str) -> None:
+    sent.post(client, *batches(sent.P))
+    answer = client.post("/v1/runs/r/replay", json=asked)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+def test_a_run_without_attempts_has_nothing_to_replay(client: httpx.Client) -> None:
+    sent.post(client, described(sent.P))
+    answer = client.post("/v1/runs/r/replay", json={}).json()
+    assert (answer["attempts"], answer["recorded"]["path"]) == (0, {"attempt": [], "low": [], "high": []})
+    assert client.get("/v1/runs/r/recommendations").json()["recommendations"] == []
+
+
+def test_policies_are_listed_with_their_defaults(client: httpx.Client) -> None:
+    policies = client.get("/v1/policies").json()["policies"]
+    assert policies["torch"] == {
+        "init_scale": 65536.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+    }
