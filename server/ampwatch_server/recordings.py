@@ -10,10 +10,14 @@ from ampwatch.replay.ceiling import Ceilings, ceilings
 from ampwatch.replay.recording import Recording
 
 from .db import Database
+from .store.processes import EVERYONE, Source
 from .store.recorded import read_recording, revision_of
 from .store.tail import TailReader
 
 _KEPT_ATTEMPTS: Final = 4_000_000  # over all kept recordings; some 60 bytes each
+
+
+_Key = tuple[str, Source, int]
 
 
 class Known(NamedTuple):
@@ -29,23 +33,23 @@ class Recordings:
     def __init__(self, database: Database, tails: TailReader) -> None:
         self._database, self._tails = database, tails
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, int | None, int], tuple[int, Known]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[int, Known]] = OrderedDict()
 
-    def read(self, run: str, *, rank: int | None = None, scaler: int = 0) -> Known:
+    def read(self, run: str, source: Source = EVERYONE, scaler: int = 0) -> Known:
         """The recording of a run as it stands. RunNotFound."""
-        key = (run, rank, scaler)
+        key = (run, source, scaler)
         with self._database.read() as connection:
             revision = revision_of(connection, run)
             with self._lock:
                 kept = self._kept.get(key)
             if kept is not None and kept[0] == revision:
                 return kept[1]
-            recording = read_recording(connection, self._tails, run, rank=rank, scaler=scaler)
+            recording = read_recording(connection, self._tails, run, source, scaler)
         known = Known(recording, ceilings(recording.attempts))
         self._keep(key, revision, known)
         return known
 
-    def _keep(self, key: tuple[str, int | None, int], revision: int, known: Known) -> None:
+    def _keep(self, key: _Key, revision: int, known: Known) -> None:
         with self._lock:
             self._kept[key] = (revision, known)
             self._kept.move_to_end(key)

@@ -11,11 +11,12 @@ from ampwatch.replay.policies import POLICIES
 from ampwatch.replay.recommend import recommend
 from ampwatch.replay.whatif import WhatIf, defaults_of, what_if
 from ampwatch_dashboard import figures
+from ampwatch_dashboard.figures import Theme
 from ampwatch_server import schemas
 from ampwatch_server.store.blob import jsonable
+from ampwatch_server.store.processes import Source
 
-from .common import Rank, RunId, ServiceOf, answer, problems, require
-from .figures import Theme
+from .common import RunId, ServiceOf, SourceAsked, answer, problems, require
 
 router = APIRouter(tags=["replay"], dependencies=[Depends(require("read"))])
 
@@ -29,7 +30,7 @@ def post_replay(
     run: RunId,
     asked: schemas.ReplayAsked,
     service: ServiceOf,
-    rank: Rank = None,
+    source: SourceAsked,
     scaler: Scaler = 0,
     points: Points = _POINTS,
 ) -> Response:
@@ -37,7 +38,7 @@ def post_replay(
 
     Exact for the policy; approximate for the training, which would have gone another way.
     """
-    return answer(jsonable(_replayed(service, run, asked, rank, scaler).as_dict(points)))
+    return answer(jsonable(_replayed(service, run, asked, source, scaler).as_dict(points)))
 
 
 @router.post("/runs/{run}/figures/replay", response_model=schemas.Figure, responses=problems(404))
@@ -45,19 +46,19 @@ def replay_figure(
     run: RunId,
     asked: schemas.ReplayAsked,
     service: ServiceOf,
+    source: SourceAsked,
     theme: Theme = "light",
-    rank: Rank = None,
     scaler: Scaler = 0,
 ) -> Response:
     """The replayed path over the recorded one."""
-    replayed = _replayed(service, run, asked, rank, scaler)
+    replayed = _replayed(service, run, asked, source, scaler)
     return answer(figures.replay(jsonable(replayed.as_dict(_POINTS)), theme))
 
 
 @router.get("/runs/{run}/recommendations", response_model=schemas.Recommendations, responses=problems(404))
-def get_recommendations(run: RunId, service: ServiceOf, rank: Rank = None, scaler: Scaler = 0) -> Response:
+def get_recommendations(run: RunId, service: ServiceOf, source: SourceAsked, scaler: Scaler = 0) -> Response:
     """Settings that would have served the run better, each with what it would have done; the most useful first."""
-    recording = service.recordings.read(run, rank=rank, scaler=scaler).recording
+    recording = service.recordings.read(run, source, scaler).recording
     found = [one.as_dict() for one in recommend(recording)]
     return answer(jsonable({"scaler": dict(recording.scaler), "recommendations": found}))
 
@@ -69,8 +70,8 @@ def get_policies() -> Response:
 
 
 def _replayed(
-    service: ServiceOf, run: str, asked: schemas.ReplayAsked, rank: int | None, scaler: int
+    service: ServiceOf, run: str, asked: schemas.ReplayAsked, source: Source, scaler: int
 ) -> WhatIf:
-    known = service.recordings.read(run, rank=rank, scaler=scaler)
+    known = service.recordings.read(run, source, scaler)
     parameters: dict[str, Any] = dict(asked.parameters)
     return what_if(known.recording, asked.policy, parameters, known.ceilings)

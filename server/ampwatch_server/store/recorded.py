@@ -18,7 +18,7 @@ from ampwatch_server import tables as t
 
 from .blob import unpack
 from .cover import Where, read_rows, streams_of
-from .processes import processes_of
+from .processes import EVERYONE, Source, processes_of
 from .tail import Tail, TailReader
 from .windows import window_size
 
@@ -27,10 +27,10 @@ _HISTOGRAMS: Final = ("tensor", "scale", "n_zero", "n_inf", "n_nan", "hist")
 
 
 def read_recording(
-    connection: Connection, tails: TailReader, run: str, *, rank: int | None, scaler: int
+    connection: Connection, tails: TailReader, run: str, source: Source = EVERYONE, scaler: int = 0
 ) -> Recording:
-    """The recording of a rank, by default the lowest that has attempts. RunNotFound."""
-    processes = [process for process in processes_of(connection, run, rank) if process.end_attempt]
+    """The recording of the processes of a source that are of its lowest rank. RunNotFound."""
+    processes = [process for process in processes_of(connection, run, source) if process.end_attempt]
     lowest = min((process.rank for process in processes), default=0)
     world = len({process.rank for process in processes_of(connection, run)})
     parts = []
