@@ -75,7 +75,9 @@ def test_the_package_loads_nothing_heavy():
     assert loaded_by("import ampwatch") & set(HEAVY) == set()
 
 
-@pytest.mark.parametrize("module", ["records", "spool", "diagnosis", "replay", "errors", "settings", "recorder", "cli"])
+@pytest.mark.parametrize(
+    "module", ["records", "spool", "diagnosis", "replay", "errors", "settings", "recorder", "cli"]
+)
 def test_what_both_sides_share_loads_no_torch_and_no_server(module):
     loaded = loaded_by(f"import ampwatch.{module}")
     assert loaded & {"torch", "triton", "fastapi", "sqlalchemy", "ampwatch_server"} == set()
