@@ -20,7 +20,6 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import torch
@@ -29,15 +28,19 @@ from torch import Tensor
 from . import reference
 from .dense import PLAIN, Dense
 from .layout import SCALARS, WIDTH
+from .library import INSTRUCTIONS, available, functions
 from .touched import touching
 
-LIBRARY: Final = Path(__file__).with_name("_cpu.so")
+__all__ = [
+    "INSTRUCTIONS",
+    "available",
+    "best_instructions",
+    "handles",
+    "statistics_of",
+    "unscale_with_statistics_",
+]
 
-# As in native/pass.c.
-INTERFACE: Final = 1
-INSTRUCTIONS: Final = ("portable", "avx2", "avx512")
-FLOAT32: Final = 2
-FORMATS: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: FLOAT32, torch.float64: 3}
+_SHORT: Final = frozenset((torch.float16, torch.bfloat16))
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """found_inf and inv_scale."""
@@ -55,21 +58,12 @@ if hasattr(os, "register_at_fork"):
 
 
 @cache
-def available() -> bool:
-    """Whether the library was built for this machine. Synchronisation: none."""
-    try:
-        return bool(_library().ampwatch_interface() == INTERFACE)
-    except (OSError, AttributeError):
-        return False
-
-
-@cache
 def best_instructions() -> str:
     """The last of `INSTRUCTIONS` that this processor has: the pass is made with them.
 
     Errors: OSError where the library was not built.
     """
-    return INSTRUCTIONS[_library().ampwatch_instructions()]
+    return INSTRUCTIONS[functions().ampwatch_instructions()]
 
 
 def handles(grad: Tensor) -> bool:
@@ -184,25 +178,16 @@ def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | N
 def _by_library(grads: Dense, factors: Factors | None, code: int) -> Tensor:
     rows = torch.empty(len(grads), WIDTH, dtype=torch.float64, device="cpu")  # whatever the default is
     found_inf, inv_scale = (factor.data_ptr() for factor in factors) if factors else (None, None)
-    formats = _formats(grads)
-    done = _library().ampwatch_pass(
-        len(grads), grads.addresses.ctypes.data, grads.numels.ctypes.data, formats,
+    done = functions().ampwatch_pass(
+        len(grads), grads.addresses.ctypes.data, grads.numels.ctypes.data, grads.formats,
         rows.data_ptr(), inv_scale, found_inf, torch.get_num_threads(), code, _team(),
     )  # fmt: skip
     if not done:
         return _by_torch(grads, factors)
-    if factors is not None and min(formats, default=FLOAT32) < FLOAT32:
+    if factors is not None and not grads.dtypes.isdisjoint(_SHORT):
         with touching():
             _choose_nan(grads, rows, factors[1].item())
     return rows
-
-
-def _formats(grads: Dense) -> bytes:
-    """Of `FORMATS`, one for each."""
-    if len(grads.dtypes) == 1:
-        (dtype,) = grads.dtypes
-        return bytes([FORMATS[dtype]]) * len(grads)
-    return bytes([FORMATS[grad.dtype] for grad in grads])
 
 
 def _choose_nan(grads: Sequence[Tensor], rows: Tensor, inv_scale: float) -> None:
@@ -217,16 +202,6 @@ def _choose_nan(grads: Sequence[Tensor], rows: Tensor, inv_scale: float) -> None
     torch._amp_foreach_non_finite_check_and_unscale_(
         some, torch.zeros(1, device="cpu"), torch.ones(1, device="cpu")
     )
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(LIBRARY))
-    pointer, text, number, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
-    library.ampwatch_pass.argtypes = (
-        size, pointer, pointer, text, pointer, pointer, pointer, number, number, pointer,
-    )  # fmt: skip
-    return library
 
 
 def _team() -> int | None:

@@ -1,12 +1,14 @@
 """Gradients as kernels are told of them: where they lie, how many elements they have, of which dtype.
 
-This is asked of a thousand tensors and more at every attempt, and takes longer than a kernel's own work on small
-ones. So each question is put to all of them by a function of C, once, and the answers go along with the list.
+This is asked of a thousand tensors and more at every attempt, and would take longer than a kernel's own work on small
+ones: a hundred nanoseconds for each question to each tensor. So it is asked once, of all of them in one call where
+torch lets C ask (native/dense.h), and the answers go along with the list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Final, TypeAlias
 
@@ -15,25 +17,36 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .library import (
+    FORMATS,
+    LOOK_CLOSER,
+    available,
+    describes_tensors,
+    functions_on_objects,
+    item_of_list,
+)
+
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-DTYPES: Final = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
-_dtype, _is_cpu, _is_cuda, _is_nested, _nbytes = map(
-    attrgetter, ("dtype", "is_cpu", "is_cuda", "is_nested", "nbytes")
-)
+_DTYPES: Final = dict(zip(FORMATS.values(), FORMATS, strict=True))
+_CPU: Final = 1
+_KINDS: Final = (_CPU, 2, 10)  # of DLPack; CUDA and ROCm, which torch calls by the same name
+
+_dtype, _is_cpu, _is_cuda, _is_nested = map(attrgetter, ("dtype", "is_cpu", "is_cuda", "is_nested"))
 
 
 class Dense(list[Tensor]):
     """Plain tensors of one device and of real dtypes, each of which fills a stretch of memory in any order.
 
-    `addresses` and `numels` are (n,) int64; `dtypes` are those that occur, and `place` is the number of the GPU, or -1
-    for the CPU. Not to be changed.
+    `addresses` and `numels` are (n,) int64; `formats` has a byte for each, of `library.FORMATS`; `dtypes` are those
+    that occur, and `place` is the number of the GPU, or -1 for the CPU. Not to be changed.
     """
 
     addresses: Numbers
     numels: Numbers
+    formats: bytes
     dtypes: frozenset[torch.dtype]
     place: int
 
@@ -42,34 +55,58 @@ class Dense(list[Tensor]):
         """The list with what is known of it; None where one of them is anything else, or there are none."""
         if isinstance(grads, Dense):
             return grads
-        dtypes = frozenset(map(_dtype, grads))
-        if not (dtypes and PLAIN.issuperset(map(type, grads)) and dtypes <= DTYPES):
-            return None
-        place = _place_of(grads)
-        if place is None or any(map(_is_nested, grads)):
-            return None
-        try:
-            addresses = _each(Tensor.data_ptr, grads)
-            numels = _numels(grads, dtypes)
-            usual = all(map(Tensor.is_contiguous, grads)) and 1 not in numels
-            if not (usual or all(map(_fills_its_memory, grads))) or not addresses[numels > 0].all():
-                return None
-        except RuntimeError:  # no memory of their own, or no strides: sparse, or wrapped inside torch
+        if not grads or not PLAIN.issuperset(map(type, grads)):
             return None
         dense = cls(grads)
-        dense.addresses, dense.numels, dense.dtypes, dense.place = addresses, numels, dtypes, place
-        return dense
+        try:
+            known = dense.ask_at_once() if can_ask_at_once() else dense.ask_one_by_one()
+        except RuntimeError:  # no memory of their own, or no strides: sparse, or wrapped inside torch
+            return None
+        return dense if known else None
+
+    def ask_at_once(self) -> bool:
+        """Learn it through DLPack; False where they are not what this class is for. RuntimeError as torch raises it."""
+        n = len(self)
+        self.addresses, self.numels = np.empty((2, n), np.int64)
+        formats, device = np.empty(n, np.uint8), np.empty(1, np.int64)
+        done = functions_on_objects().ampwatch_describe(
+            self, n, item_of_list(), describes_tensors(),
+            self.addresses.ctypes.data, self.numels.ctypes.data, formats.ctypes.data, device.ctypes.data,
+        )  # fmt: skip
+        kind, number = divmod(int(device[0]), 1 << 32)
+        if not done or kind not in _KINDS:
+            return False
+        self.place = -1 if kind == _CPU else number
+        closer = np.flatnonzero(formats & LOOK_CLOSER)
+        formats &= ~np.uint8(LOOK_CLOSER)
+        self._set_formats(formats.tobytes())
+        return all(fills_its_memory(self[i]) for i in closer.tolist())
+
+    def ask_one_by_one(self) -> bool:
+        """The same of any torch, without the library: slower."""
+        place = _place_of(self)
+        if place is None or any(map(_is_nested, self)) or not set(map(_dtype, self)) <= FORMATS.keys():
+            return False
+        self.place = place
+        self.addresses, self.numels = _each(Tensor.data_ptr, self), _each(Tensor.numel, self)
+        self._set_formats(bytes([FORMATS[grad.dtype] for grad in self]))
+        usual = all(map(Tensor.is_contiguous, self)) and 1 not in self.numels
+        filled = usual or all(map(fills_its_memory, self))
+        return filled and bool(self.addresses[self.numels > 0].all())
+
+    def _set_formats(self, formats: bytes) -> None:
+        self.formats = formats
+        self.dtypes = frozenset(_DTYPES[code] for code in set(formats))
+
+
+@cache
+def can_ask_at_once() -> bool:
+    """Whether torch and the library are such that it can be asked of all tensors in one call."""
+    return available() and describes_tensors() is not None
 
 
 def _each(ask: Callable[[Tensor], int], grads: Sequence[Tensor]) -> Numbers:
     return np.fromiter(map(ask, grads), np.int64, len(grads))
-
-
-def _numels(grads: Sequence[Tensor], dtypes: frozenset[torch.dtype]) -> Numbers:
-    if len(dtypes) > 1:
-        return _each(Tensor.numel, grads)
-    (dtype,) = dtypes
-    return _each(_nbytes, grads) // dtype.itemsize  # the size in bytes is answered faster
 
 
 def _place_of(grads: Sequence[Tensor]) -> int | None:
@@ -80,7 +117,7 @@ def _place_of(grads: Sequence[Tensor]) -> int | None:
     return places.pop() if len(places) == 1 and all(map(_is_cuda, grads)) else None
 
 
-def _fills_its_memory(grad: Tensor) -> bool:
+def fills_its_memory(grad: Tensor) -> bool:
     """Whether the elements fill their memory, in any order, and stand there as they are read.
 
     Those that are negated when they are read are the imaginary part of a conjugate, every second of its numbers: to

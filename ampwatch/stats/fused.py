@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .dense import Dense
 from .layout import WIDTH
 from .tables import Table, host_of
 from .touched import touching
 
-DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OLDEST_TRITON: Final = (3, 6)
 OLDEST_CUDA: Final = (7, 0)
 NATIVE_BFLOAT16: Final = (8, 0)  # before it torch and Triton round NaN to different bits
@@ -70,12 +70,7 @@ def available() -> bool:
 
 def handles(grad: Tensor) -> bool:
     """Whether the kernel takes this gradient: a plain, dense tensor of a real dtype, on a GPU that can run it."""
-    return (
-        type(grad) is Tensor
-        and grad.dtype in DTYPES
-        and (grad.is_contiguous() or _dense(grad))
-        and _runs_on(grad.device, grad.dtype)
-    )
+    return Dense.of([grad]) is not None and _runs_on(grad.device, grad.dtype)
 
 
 @torch.no_grad()
@@ -105,6 +100,7 @@ def unscale_with_statistics_(grads: Sequence[Tensor], found_inf: Tensor, inv_sca
 
 
 def _pass_over(grads: Sequence[Tensor], factors: Factors | None) -> Tensor:
+    grads = Dense.of(grads) or grads
     ours, others = _split(grads)
     if not ours:
         return _by_torch(list(grads), factors)
@@ -128,24 +124,15 @@ def _pass_over(grads: Sequence[Tensor], factors: Factors | None) -> Tensor:
 
 def _split(grads: Sequence[Tensor]) -> tuple[Mapping[torch.dtype, Places], Places]:
     """Places of the gradients that the kernel takes, by dtype, and of the others."""
-    if _alike(grads):
-        return {grads[0].dtype: range(len(grads))}, ()
+    if isinstance(grads, Dense) and len(grads.dtypes) == 1:
+        (dtype,) = grads.dtypes
+        places = range(len(grads))
+        return ({dtype: places}, ()) if _runs_on(grads[0].device, dtype) else ({}, tuple(places))
     ours: dict[torch.dtype, list[int]] = {}
     others: list[int] = []
     for i, grad in enumerate(grads):
         (ours.setdefault(grad.dtype, []) if handles(grad) else others).append(i)
     return {dtype: tuple(places) for dtype, places in ours.items()}, tuple(others)
-
-
-def _alike(grads: Sequence[Tensor]) -> bool:
-    """Whether the kernel takes them all in one launch: the usual case, and a third of the time of asking each."""
-    return (
-        len(grads) > 0
-        and set(map(type, grads)) == {Tensor}
-        and len({grad.dtype for grad in grads}) == 1
-        and all(map(Tensor.is_contiguous, grads))
-        and handles(grads[0])
-    )
 
 
 def _by_torch(grads: list[Tensor], factors: Factors | None) -> Tensor:
@@ -163,10 +150,11 @@ def _prepare(grads: Sequence[Tensor], places: Places, out: Tensor, factors: Fact
     """All that may fail of a pass over gradients of one dtype; the pass itself is left to be called."""
     from . import triton_kernel as kernel
 
-    chosen = grads if len(places) == len(grads) else [grads[i] for i in places]
+    chosen = Dense.of(grads if len(places) == len(grads) else [grads[i] for i in places])
+    assert chosen is not None  # each is handled
     dtype, device = chosen[0].dtype, chosen[0].device
     table = _table(chosen, places, dtype, device)
-    addresses = table.place(np.fromiter(map(Tensor.data_ptr, chosen), np.int64, len(chosen)))
+    addresses = table.place(chosen.addresses)
     counts = torch.empty(table.programs, kernel.COUNT_WIDTH, dtype=torch.int32, device=device)
     reals = torch.empty(table.programs, 2, dtype=torch.float64, device=device)
     found_inf, inv_scale = factors or (None, None)
@@ -187,11 +175,11 @@ def _prepare(grads: Sequence[Tensor], places: Places, out: Tensor, factors: Fact
     return launch
 
 
-def _table(grads: Sequence[Tensor], places: Places, dtype: torch.dtype, device: torch.device) -> Table:
+def _table(grads: Dense, places: Places, dtype: torch.dtype, device: torch.device) -> Table:
     """The kept table for gradients of these sizes on the current stream, or a new one."""
     from . import triton_kernel as kernel
 
-    sizes = np.fromiter(map(Tensor.numel, grads), np.int64, len(grads))
+    sizes = grads.numels
     key = (device, _stream(device), dtype, sizes.tobytes(), places)
     table = _kept.tables.pop(key, None)
     if table is None:
@@ -210,19 +198,6 @@ def _rehearse(device: torch.device, dtype: torch.dtype, unscaling: bool) -> None
     scratch = torch.zeros(1, dtype=dtype, device=device)
     factors = (torch.zeros(1, device=device), torch.ones(1, device=device)) if unscaling else None
     _prepare([scratch], range(1), torch.empty(1, WIDTH, dtype=torch.float64, device=device), factors)()
-
-
-def _dense(grad: Tensor) -> bool:
-    """Whether the elements fill a stretch of memory without gap or overlap, in any order of dimensions."""
-    if grad.layout is not torch.strided or grad.is_neg():
-        return False
-    filled = 1
-    for stride, size in sorted(zip(grad.stride(), grad.shape, strict=True)):
-        if size != 1:
-            if stride != filled:
-                return False
-            filled *= size
-    return True
 
 
 @cache

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampwatch.stats import fused, reference
+from ampwatch.stats.dense import Dense
 from ampwatch.stats.layout import WIDTH
 from ampwatch.stats.tables import PROGRAMS, SLOTS, TO_THE_END, Host, Table, host_of, work_of
 
@@ -116,12 +117,12 @@ def test_memory_is_used_again_when_its_event_has_come():
 def test_tables_are_kept_for_sizes_seen_before_and_dropped_beyond_a_bound(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(fused, "_kept", fused._Kept())
-    grads = [torch.empty(3), torch.empty(4)]
+    grads, alike = (Dense.of([torch.empty(3), torch.empty(4)]) for _ in range(2))
     first = fused._table(grads, range(2), torch.float32, CPU)
-    assert fused._table([torch.empty(3), torch.empty(4)], range(2), torch.float32, CPU) is first
+    assert fused._table(alike, range(2), torch.float32, CPU) is first
     assert fused._table(grads, (1, 0), torch.float32, CPU) is not first
     for n in range(100):
-        fused._table([torch.empty(n)], (0,), torch.float32, CPU)
+        fused._table(Dense.of([torch.empty(n)]), (0,), torch.float32, CPU)
     assert len(fused._kept.tables) == fused.KEPT_TABLES
 
 

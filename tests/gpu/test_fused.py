@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ampwatch.stats import fused, reference
 from ampwatch.stats.layout import SCALARS
+from ampwatch.stats.library import FORMATS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,7 +61,7 @@ def check_against_torch(grads: list[Tensor], inverse: float) -> None:
 
 
 @pytest.mark.parametrize("inverse", [2.0**-16, 1e-3, 1.0, 2.0**-126, math.inf, 0.0])
-@pytest.mark.parametrize("dtype", fused.DTYPES)
+@pytest.mark.parametrize("dtype", list(FORMATS))
 def test_any_bits(dtype, inverse):
     if dtype is torch.bfloat16 and torch.cuda.get_device_capability() < fused.NATIVE_BFLOAT16:
         pytest.skip("bfloat16 is left to torch on this GPU")

@@ -61,6 +61,8 @@ enum { WIDTH = HIST + HIST_BINS };
 
 static const int64_t bytes_of[] = {2, 2, 4, 8};
 
+#include "dense.h"
+
 /* GOMP_parallel, the entry of an OpenMP runtime: calls `part(data)` on as many threads as said. */
 typedef void fork_join(void (*part)(void *), void *data, unsigned threads, unsigned flags);
 
@@ -324,7 +326,7 @@ static const struct kernels *kernels_for(int instructions)
 /* The version of what follows; cpu.py calls no other. */
 EXPORT int ampwatch_interface(void)
 {
-    return 1;
+    return 2;
 }
 
 /* The best instructions that this processor and its system have, an enum instructions. */
