@@ -19,10 +19,19 @@ export function url(path, query = {}) {
   return target;
 }
 
-export async function get(path, query) {
+export const get = (path, query) => ask(url(path, query), { headers: { Accept: "application/json" } });
+
+export const post = (path, body, query) =>
+  ask(url(path, query), {
+    method: "POST",
+    headers: { Accept: "application/json", "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+
+async function ask(target, options) {
   let response;
   try {
-    response = await fetch(url(path, query), { headers: { Accept: "application/json" } });
+    response = await fetch(target, options);
   } catch {
     throw new Problem(0, "The server does not answer", "Is it still running? This page tries again by itself.");
   }

@@ -1,5 +1,6 @@
 // Findings: what, the evidence with a link to each moment, and what to do, with code to copy.
 
+import { codeBlock } from "./code.js";
 import { byId, h, render } from "./dom.js";
 import { count, moment } from "./format.js";
 import { icon } from "./icons.js";
@@ -93,22 +94,3 @@ function momentLink(patch, text, before, go) {
 }
 
 const advice = (item) => h("li", {}, prose(item.text), item.code && codeBlock(item.code));
-
-function codeBlock(code) {
-  const block = h("code", {}, code);
-  const button = h("button", { class: "button quiet copy", type: "button", onclick: () => copy(code, block, button) }, "Copy");
-  const head = h("div", { class: "code-head" }, "Python", button);
-  return h("div", { class: "code" }, head, h("pre", { tabindex: "0", role: "region", "aria-label": "Code to paste" }, block));
-}
-
-/** Browsers give the clipboard to secure pages only; on a plain-http host the code is selected instead. */
-async function copy(code, block, button) {
-  try {
-    await navigator.clipboard.writeText(code);
-    button.textContent = "Copied";
-  } catch {
-    getSelection().selectAllChildren(block);
-    button.textContent = "Press Ctrl+C";
-  }
-  setTimeout(() => (button.textContent = "Copy"), 2000);
-}

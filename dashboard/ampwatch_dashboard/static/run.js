@@ -113,6 +113,7 @@ function setUp() {
   byId("tensor").addEventListener("change", (event) => change({ tensor: event.target.value }));
   byId("whole").addEventListener("click", () => change({ from: null, to: null, finding: null, at: null }));
   byId("all-rows").addEventListener("click", () => change({ rows: view().all ? null : "all" }));
+  byId("what-if").href = new URL(`what-if/${encodeURIComponent(run)}`, ROOT);
   byId("tensors-csv").addEventListener("click", () => saveTensors(run, tensors));
   addEventListener("popstate", () => change({}));
 }

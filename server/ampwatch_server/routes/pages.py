@@ -59,6 +59,14 @@ def run_page(run: str, request: Request, service: ServiceOf) -> Response:  # noq
     return FileResponse(STATIC / "run.html", headers=_REVALIDATE)
 
 
+@router.get("/what-if/{run}")
+def what_if_page(run: str, request: Request, service: ServiceOf) -> Response:  # noqa: ARG001 - the page reads it
+    """Another setting replayed over one run."""
+    if grant_of(request, service) is None:
+        return _sign_in("../", "This browser is not signed in.")
+    return FileResponse(STATIC / "whatif.html", headers=_REVALIDATE)
+
+
 @router.get("/docs")
 def docs_page(request: Request, service: ServiceOf) -> Response:
     """The API's documentation."""
