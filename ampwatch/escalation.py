@@ -10,6 +10,9 @@ from typing import Final
 
 SEARCH_AT: Final = 2  # consecutive non-finite losses before the forward pass is searched
 SEARCH_AGAIN: Final = 64  # further ones before it is searched again
+MOST_MISSES: Final = (
+    8  # searches of a stream that met a finite loss, and are made up for at the next that is not
+)
 
 
 class Escalation:
@@ -19,16 +22,31 @@ class Escalation:
         self._streaks: dict[int, int] = {}
         self._check = False
         self._search = -1
+        self._searched: set[int] = set()  # streams whose next attempt is searched
+        self._missed: dict[int, int] = {}  # how often by stream
+        self._owed: set[int] = set()
 
     def add(self, stream: int, *, loss_is_finite: bool) -> None:
         """Add the next attempt of a stream; whether it was skipped does not matter: gradients may have been cleaned."""
+        was_searched = stream in self._searched
+        self._searched.discard(stream)
         if loss_is_finite:
             self._streaks[stream] = 0
+            if was_searched:
+                self._miss(stream)
             return
         streak = self._streaks[stream] = self._streaks.get(stream, 0) + 1
         self._check = self._check or streak & (streak - 1) == 0  # 1st, 2nd, 4th, 8th …
-        if streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0:
+        due = streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0
+        if stream in self._owed or (due and not was_searched):
+            self._owed.discard(stream)
             self._search = stream
+
+    def _miss(self, stream: int) -> None:
+        """The loss that was to be looked at is finite: one that comes and goes is looked at when it comes again."""
+        self._missed[stream] = self._missed.get(stream, 0) + 1
+        if self._missed[stream] <= MOST_MISSES:
+            self._owed.add(stream)
 
     def take_check(self) -> bool:
         """Whether parameters and buffers are to be checked for inf and NaN; asked once."""
@@ -38,4 +56,6 @@ class Escalation:
     def take_search(self) -> int:
         """The stream whose next attempt is to be searched, -1 for none; asked once."""
         wanted, self._search = self._search, -1
+        if wanted >= 0:
+            self._searched.add(wanted)
         return wanted

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from . import texts
 from .case import Case
+from .episodes import Episode
 from .evidence import loss_before
-from .facts import Episode
 from .findings import Evidence, Finding
 from .moments import Moment
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from . import texts
 from .case import Case
-from .facts import Episode, is_descending
+from .episodes import Episode, is_descending
 from .findings import Advice, Evidence, Finding
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ampwatch.records import Event
 
-from .facts import DEFAULT_INTERVAL
+from .scale_path import DEFAULT_INTERVAL
 
 _KEPT: Final = 64
 

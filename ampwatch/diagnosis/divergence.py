@@ -7,8 +7,9 @@ from typing import Final
 
 from . import texts
 from .case import Case
-from .facts import Episode, Trend
+from .episodes import Episode
 from .findings import Evidence, Finding
+from .trends import Trend
 
 EARLY_ATTEMPTS: Final = 24  # without a skip, the whole window of the trend must be there
 
@@ -22,13 +23,13 @@ def divergence(case: Case) -> Iterator[Finding]:
     for episode in seen.values():
         assert episode.trend is not None
         yield _diverged(case, episode.trend)
-    trend = case.stream.trend()
+    trend = case.stream.recent.trend()
     if trend and not seen and case.stream.attempts >= EARLY_ATTEMPTS:
         yield _early(case, trend)
 
 
 def _diverged(case: Case, trend: Trend) -> Finding:
-    settled = case.stream.settled(trend)
+    settled = case.stream.recent.settled(trend)
     first = texts.at(trend.onset)
     recovery = "The loss has come back since." if settled else texts.RECOVERY["diverged"].format(first=first)
     return case.finding(

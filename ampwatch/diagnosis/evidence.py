@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from . import texts
-from .facts import Episode
+from .episodes import Episode
 from .findings import Evidence
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from . import texts
 from .case import Case
-from .facts import Episode
+from .episodes import Episode
 from .findings import Evidence, Finding, Severity
 
 FLOOR_ERROR, FLOOR_FATAL = 5, 10  # skips in a row that leave the scale as it was

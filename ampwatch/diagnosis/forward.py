@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
 
 from . import texts
 from .case import Case
+from .episodes import Episode
 from .evidence import loss_before, recovery, to_no_avail
-from .facts import Episode
 from .findings import Advice, Evidence, Finding
-from .located import Seen, at_origin, is_born, located, seen_in
+from .located import Seen, at_origin, is_born, located, looked_in_vain, seen_in
 from .moments import Moment
+
+SOON: Final = 64  # attempts from a loss that broke to one that breaks again
 
 
 def forward(case: Case) -> Iterator[Finding]:
     """One finding for each episode in which the loss was not finite more than once, as precise as observers allow."""
-    for episode in case.stream.all_episodes():
-        if episode.first_nonfinite is None or episode.nonfinite < 2 or episode.calibrates or episode.probes:
+    broken = [e for e in case.stream.all_episodes() if e.first_nonfinite is not None]
+    for episode in broken:
+        if episode.nonfinite < 2 or episode.calibrates or episode.probes:
             continue
-        seen = seen_in(case, episode)
-        precise = located(case, episode, episode.first_nonfinite, seen)
-        yield precise or _nonfinite_forward(case, episode, episode.first_nonfinite, seen)
+        yield _judged(case, episode, _seen_soon(case, episode, broken))
+
+
+def _seen_soon(case: Case, episode: Episode, broken: Sequence[Episode]) -> Seen:
+    """What observers saw of an episode, or of one soon after it: a loss may be finite again just as they look."""
+    later = (e for e in broken if 0 <= e.first.attempt - episode.last.attempt <= SOON)
+    for each in (episode, *later):
+        seen = seen_in(case, each)
+        if seen.attempt >= 0 and not looked_in_vain(seen):
+            return seen
+    return seen_in(case, episode)
+
+
+def _judged(case: Case, episode: Episode, seen: Seen) -> Finding:
+    assert episode.first_nonfinite is not None
+    finding = located(case, episode, episode.first_nonfinite, seen)
+    finding = finding or _nonfinite_forward(case, episode, episode.first_nonfinite, seen)
+    if seen.attempt <= episode.last.attempt:
+        return finding
+    at = texts.at_step(case.step_of(seen.attempt), seen.attempt)
+    told = Evidence(text=texts.SEEN_LATER.format(at=at), attempt=seen.attempt)
+    return msgspec.structs.replace(finding, evidence=[told, *finding.evidence], confidence=0.8)
 
 
 def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding:

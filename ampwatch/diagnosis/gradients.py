@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from statistics import mean, stdev
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+import numpy as np
 
 from . import texts
 from .case import Case
 from .findings import Evidence, Finding
-from .habits import Seen
+from .habits import Comparison, Seen
 
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
@@ -108,12 +109,12 @@ def norm_overflow(case: Case) -> Iterator[Finding]:
 def accumulation(case: Case) -> Iterator[Finding]:
     """A norm that grows with the number of micro-batches in a window, as that of a sum does."""
     windows = case.stream.habits.windows
-    if len(windows.exponents) < WINDOWS or windows.first is None:
+    if len(windows.compared) < WINDOWS or windows.first is None:
         return
-    exponent, least = _power(list(windows.exponents))
-    if exponent > SUM_HIGH or least < (SUM_LEAST if len(windows.exponents) >= ENOUGH else SUM_LEAST_OF_FEW):
+    exponent, least = _power(list(windows.compared))
+    if exponent > SUM_HIGH or least < (SUM_LEAST if len(windows.compared) >= ENOUGH else SUM_LEAST_OF_FEW):
         return
-    text = f"In {len(windows.exponents)} windows of another length than usual the norm went with the length to the power of {exponent:.2f}; a mean has 0, a sum 1."
+    text = f"In {len(windows.compared)} windows of another length than usual the norm went with the length to the power of {exponent:.2f}; a mean has 0, a sum 1."
     yield case.finding(
         "accumulation",
         "warning",
@@ -130,10 +131,13 @@ def _key(case: Case, kind: str) -> str:
     return f"{kind}.unscaled" if case.described.is_unscaled else kind
 
 
-def _power(exponents: list[float]) -> tuple[float, float]:
-    """Their mean, and what it is at least: 2.5 standard errors less."""
-    error = max(stdev(exponents) / math.sqrt(len(exponents)), LEAST_ERROR)
-    return mean(exponents), mean(exponents) - 2.5 * error
+def _power(compared: Sequence[Comparison]) -> tuple[float, float]:
+    """By least squares through the origin, and what it is at least: 2.5 standard errors less."""
+    lengths, norms = np.array(compared).T
+    weight = float(lengths @ lengths)
+    power = float(lengths @ norms) / weight
+    spread = float(np.square(norms - power * lengths).sum()) / (len(compared) - 1)
+    return power, power - 2.5 * max(math.sqrt(spread / weight), LEAST_ERROR)
 
 
 def _count(seen: Seen, what: str) -> Evidence:

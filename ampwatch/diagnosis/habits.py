@@ -25,6 +25,7 @@ MOVES: Final = 1e-3  # relative spread of the loss
 ROUND_DIGITS: Final = 2
 SETTLING: Final = 100  # attempts
 EVEN: Final = 0.25  # root mean square over the largest
+LEAST_SAME: Final = 2  # windows of one length that another is compared with
 LARGEST: Final = {3.4028234663852886e38, 65504.0}  # of float32 and float16: what nan_to_num makes of inf
 
 
@@ -135,6 +136,8 @@ class Schedule:
     settling: int = 0  # in the 100 attempts after it, where a few more skips belong to calibration
     late: int = 0  # later
     first: Moment | None = None
+    first_change: int = -1  # by the number of the attempt, as the next
+    last_change: int = -1
     at_start: float = np.nan
     at_first_step: float = np.nan
     highest_before: float = -np.inf  # of the attempts before the first step
@@ -147,6 +150,11 @@ class Schedule:
         """Steps of the schedule without one of the optimizer."""
         return self.early + self.settling + self.late
 
+    @property
+    def change_share(self) -> float:
+        """Of the attempts from the first change to the last, that after which the learning rate changed."""
+        return self.changes / (self.last_change - self.first_change + 1) if self.changes else 0.0
+
     def fold(self, rows: Rows) -> None:
         """Take in attempts."""
         rows = rows[np.isfinite(rows["lr"])]
@@ -158,12 +166,18 @@ class Schedule:
         _, lr, skipped = self.last
         changed = rows["lr"] != np.append(lr, rows["lr"][:-1])
         after_skip = changed & np.append(skipped, rows["skipped"][:-1])
+        self._note_changes(np.flatnonzero(changed) + self.attempts)
         self.attempts += len(rows)
-        self.changes += int(changed.sum())
         self._note_taken(rows)
         for row in rows[after_skip]:
             self._count(row)
         self.last = (int(rows["attempt"][-1]), float(rows["lr"][-1]), bool(rows["skipped"][-1]))
+
+    def _note_changes(self, numbers: npt.NDArray[np.int64]) -> None:
+        if len(numbers):
+            self.first_change = int(numbers[0]) if self.first_change < 0 else self.first_change
+            self.last_change = int(numbers[-1])
+            self.changes += len(numbers)
 
     def _note_taken(self, rows: Rows) -> None:
         taken = rows[rows["taken"]]
@@ -188,16 +202,23 @@ class Schedule:
             self.late += 1
 
 
+class Comparison(NamedTuple):
+    """A window against others of another length, as logarithms: of the ratio of lengths, and of the ratio of norms."""
+
+    length: float
+    norm: float
+
+
 @dataclass(slots=True)
 class Windows:
     """How the norm goes with the number of micro-batches, where accumulation windows differ in length.
 
-    Each window is compared with the median of the 8 before it that have the commonest length: a norm that grows as
+    Each window is compared with those of the 8 before it that have the commonest other length: a norm that grows as
     n^1 is that of a sum, n^0 that of a mean; noise alone makes n^0.5 of the one and n^-0.5 of the other.
     """
 
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=8))
-    exponents: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    compared: deque[Comparison] = field(default_factory=lambda: deque(maxlen=16))
     first: Moment | None = None
 
     def fold(self, taken: Rows) -> None:
@@ -209,12 +230,17 @@ class Windows:
             self._add(row, int(row["micro_batches"]), float(row["norm"]))
 
     def _add(self, row: Any, count: int, norm: float) -> None:
-        usual = Counter(n for n, _ in self.recent).most_common(1)
-        if usual and usual[0][1] >= 4 and count != usual[0][0]:
-            same = [x for n, x in self.recent if n == usual[0][0]]
-            self.exponents.append(math.log(norm / median(same)) / math.log(count / usual[0][0]))
+        others = Counter(n for n, _ in self.recent if n != count).most_common(1)
+        if others and others[0][1] >= LEAST_SAME and not self._is_common(count):
+            usual = others[0][0]
+            same = median(x for n, x in self.recent if n == usual)
+            self.compared.append(Comparison(math.log(count / usual), math.log(norm / same)))
             self.first = self.first or moment_of(row)
         self.recent.append((count, norm))
+
+    def _is_common(self, count: int) -> bool:
+        """Whether most windows have this length: then they are what others are compared with."""
+        return sum(n == count for n, _ in self.recent) > len(self.recent) / 2
 
 
 @dataclass(slots=True)

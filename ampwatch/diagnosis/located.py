@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from . import texts
 from .case import Case
+from .episodes import Episode
 from .evidence import loss_before, recovery, to_no_avail
-from .facts import Episode
 from .findings import Evidence, Finding
 from .moments import Moment
 
@@ -44,10 +44,14 @@ Data = Mapping[str, Any]
 
 
 class Seen(NamedTuple):
-    """What observers saw of an episode: data of a `forward_search` and of an `operations` event, or empty."""
+    """What observers saw of an episode: data of a `forward_search` and of an `operations` event, or empty.
+
+    `attempt` is the one that they looked at, -1 where nobody did.
+    """
 
     search: Data
     operations: Data
+    attempt: int = -1
 
     @property
     def origin(self) -> Data:
@@ -75,10 +79,19 @@ class Seen(NamedTuple):
 def seen_in(case: Case, episode: Episode) -> Seen:
     """What observers saw: the first search that names an origin, else the first."""
     span = episode.first.attempt, episode.last.attempt
-    searches = [event.data for event in case.described.searches.between(*span)]
-    operations = [event.data for event in case.described.operations.between(*span)]
-    search = next((data for data in searches if data.get("origin")), searches[0] if searches else {})
-    return Seen(search, operations[0] if operations else {})
+    searches = case.described.searches.between(*span)
+    operations = case.described.operations.between(*span)
+    search = next((e for e in searches if e.data.get("origin")), searches[0] if searches else None)
+    operation = operations[0] if operations else None
+    told = search or operation
+    return Seen(
+        search.data if search else {}, operation.data if operation else {}, told.attempt if told else -1
+    )
+
+
+def looked_in_vain(seen: Seen) -> bool:
+    """Whether the loss that was looked at was finite after all."""
+    return seen.loss.get("finite") is True and not seen.origin
 
 
 def is_loss(origin: Data) -> bool:
@@ -139,7 +152,7 @@ def _mask_constant(case: Case, episode: Episode, first: Moment, seen: Seen) -> F
         "hold NaN beside -inf; none holds +inf" if product else "are -inf throughout; none holds +inf or NaN"
     )
     text = f"{count} of {rows} rows of scores in {name} {what}."
-    evidence = Evidence(text=text, value=count, unit="rows", attempt=episode.last.attempt, tensor=name)
+    evidence = Evidence(text=text, value=count, unit="rows", attempt=seen.attempt, tensor=name)
     return case.finding(
         "mask_constant",
         "fatal",
@@ -157,9 +170,11 @@ def _mask_constant(case: Case, episode: Episode, first: Moment, seen: Seen) -> F
 
 def _loss_in_fp16(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding:
     named = _float16(seen)
-    evidence = [Evidence(text="Every output of a module that the loss is made of is finite.")]
+    text = "Every output of a module that the loss is made of is finite."
+    evidence = [Evidence(text=text, attempt=seen.attempt)]
     if named:
-        evidence.append(Evidence(text=f"Computed in float16 after them: {', '.join(named)}."))
+        text = f"Computed in float16 after them: {', '.join(named)}."
+        evidence.append(Evidence(text=text, attempt=seen.attempt))
     if case.described.loss_dtypes.get(case.index) == "float16":
         evidence.append(Evidence(text="The loss itself is float16 at scale()."))
     return case.finding(
@@ -189,16 +204,16 @@ def _forward_overflow(case: Case, episode: Episode, first: Moment, seen: Seen) -
         headline,
         first=first,
         last=episode.last,
-        evidence=[*at_origin(seen, name, episode.last.attempt), *to_no_avail(episode), *loss_before(episode)],
+        evidence=[*at_origin(seen, name), *to_no_avail(episode), *loss_before(episode)],
         advice=texts.fill(texts.ADVICE["forward_overflow"], module=name),
         state="recovered" if episode.closed else "open",
         module=module,
     )
 
 
-def at_origin(seen: Seen, name: str, attempt: int = -1) -> list[Evidence]:
+def at_origin(seen: Seen, name: str) -> list[Evidence]:
     """What was measured at the module that made inf or NaN."""
-    origin = seen.origin
+    origin, attempt = seen.origin, seen.attempt
     largest, n_inf, n_nan = (origin.get(key) for key in ("input_max_abs", "output_n_inf", "output_n_nan"))
     evidence = []
     if largest is not None:
@@ -214,8 +229,10 @@ def at_origin(seen: Seen, name: str, attempt: int = -1) -> list[Evidence]:
             Evidence(text=text, value=seen.softmax["overflowed"], unit="rows", attempt=attempt, tensor=name)
         )
     text = f"Its output holds {n_inf or 0} inf and {n_nan or 0} NaN."
-    evidence.append(Evidence(text=text, value=(n_inf or 0) + (n_nan or 0), unit="elements", tensor=name))
-    return [*evidence, Evidence(text="All parameters are finite.")]
+    evidence.append(
+        Evidence(text=text, value=(n_inf or 0) + (n_nan or 0), unit="elements", attempt=attempt, tensor=name)
+    )
+    return [*evidence, Evidence(text="All parameters are finite.", attempt=attempt)]
 
 
 def _scores_overflowed(seen: Seen) -> bool:

@@ -9,7 +9,7 @@ from ampwatch.records import Event
 
 from . import texts
 from .case import Case
-from .facts import Episode
+from .episodes import Episode
 from .findings import Evidence, Finding
 from .moments import Moment
 

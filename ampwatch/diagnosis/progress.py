@@ -8,7 +8,7 @@ from typing import Final
 
 from . import texts
 from .case import Case
-from .facts import Episode
+from .episodes import Episode
 from .findings import Evidence, Finding, Severity
 from .several import steps_beside
 
@@ -52,17 +52,17 @@ def _severity(episode: Episode) -> Severity | None:
 
 def summed_loss(case: Case) -> Iterator[Finding]:
     """A scale that came down below 1, at which steps are taken and the loss falls: legitimate, and explained."""
-    stream, since = case.stream, case.stream.below_since
-    loss = stream.recent_loss()
-    if since is None or stream.first_scale < 1 or stream.below_one < SUMMED or not loss < stream.loss_below:
+    stream, path = case.stream, case.stream.path
+    since, loss = path.below_since, stream.recent.loss()
+    if since is None or stream.first_scale < 1 or path.below_one < SUMMED or not loss < path.loss_below:
         return
-    text = f"{texts.times(stream.below_one, 'step')} taken at a scale below 1; the loss fell from {stream.loss_below:.4g} to {loss:.4g}."
+    text = f"{texts.times(path.below_one, 'step')} taken at a scale below 1; the loss fell from {path.loss_below:.4g} to {loss:.4g}."
     yield case.finding(
         "summed_loss",
         "info",
         texts.HEADLINES["summed_loss"].format(first=texts.at(since), scale=texts.power(stream.scale)),
         first=since,
-        evidence=[Evidence(text=text, value=stream.below_one, unit="steps", attempt=since.attempt)],
+        evidence=[Evidence(text=text, value=path.below_one, unit="steps", attempt=since.attempt)],
         advice=texts.ADVICE["summed_loss"],
         confidence=0.8,
         state="explained",
@@ -71,21 +71,19 @@ def summed_loss(case: Case) -> Iterator[Finding]:
 
 def unscaled_by_new_scale(case: Case) -> Iterator[Finding]:
     """A framework that updates its scale before it unscales: half a gradient at each growth."""
-    stream, first = case.stream, case.stream.first_halved
+    path, first = case.stream.path, case.stream.path.first_halved
     if (
         not case.described.scaler_of(case.index).get("new_scale")
         or first is None
-        or stream.halved <= stream.whole
+        or path.halved <= path.whole
     ):
         return
-    text = (
-        f"At {stream.halved} of {stream.halved + stream.whole} growths the norm was half of the norms before."
-    )
+    text = f"At {path.halved} of {path.halved + path.whole} growths the norm was half of the norms before."
     yield case.finding(
         "unscaled_by_new_scale",
         "info",
         texts.HEADLINES["unscaled_by_new_scale"].format(first=texts.at(first)),
         first=first,
-        evidence=[Evidence(text=text, value=stream.halved, unit="growths", attempt=first.attempt)],
+        evidence=[Evidence(text=text, value=path.halved, unit="growths", attempt=first.attempt)],
         state="explained",
     )

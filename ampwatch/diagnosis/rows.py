@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.records import Table, missing
+from ampwatch.records import Table, is_missing, missing
 
 UNCOUNTED: Final = 4  # attempts of a producer in which its optimizers are first seen
 
@@ -107,6 +108,22 @@ class Ledger:
                 row = block[np.searchsorted(block["attempt"], attempt, side="right") - 1]
                 return int(row["step"]) + int(row["attempt"] < attempt and row["taken"])
         return attempt
+
+
+def runs_of(values: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Start and stop of each run of equal values."""
+    if len(values) == 0:
+        return
+    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
+    yield from zip([0, *edges.tolist()], [*edges.tolist(), len(values)], strict=True)
+
+
+def are_nonfinite(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which losses are inf or NaN; one that is missing is not."""
+    bad: npt.NDArray[np.bool_] = ~np.isfinite(losses)
+    if bad.any():
+        bad &= ~is_missing(losses)
+    return bad
 
 
 def _rows_of(table: Table) -> Rows:

@@ -30,7 +30,8 @@ PRESUMED_SCALE: Final = (
     1.0  # at or below it an all-zero gradient of unknown origin is presumed to have underflowed
 )
 ZERO_ATTEMPTS: Final = 5
-NARROW_FOR: Final = 50  # attempts
+NARROW_FOR: Final = 32  # attempts
+VANISHING: Final = 2.0**-23  # below it a scaled gradient that is zero throughout has underflowed, not ended
 FIXED_INTERVAL: Final = 1_000_000
 _FLOAT16_MODULES: Final = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 _FLOAT32_MODULES: Final = ("Norm", "Embedding")  # in the names of their classes
@@ -67,8 +68,7 @@ class Loss(NamedTuple):
 
 def underflow(case: Case) -> Iterator[Finding]:
     """Underflow in the newest samples, told from the first of them in a row."""
-    born, presumable = _born(case), _presumable(case)
-    losses = [loss for sample in case.samples if (loss := _loss_in(sample, born, presumable)) is not None]
+    losses = list(_losses(case))
     lasting: list[Loss] = []
     for loss in losses:
         lasting = [*lasting, loss] if loss.matters else []
@@ -79,6 +79,33 @@ def underflow(case: Case) -> Iterator[Finding]:
         yield _narrow(case, lasting)
     elif not lasting:
         yield from _everything_zero(case)
+
+
+def _losses(case: Case) -> Iterator[Loss]:
+    """What each sample says that can be judged."""
+    born, presumable, shown = _born(case), _presumable(case), _Shown()
+    for sample in case.samples:
+        loss = _loss_in(sample, born, presumable, shown.vanish_in(sample.tensors))
+        if loss is not None:
+            yield loss
+
+
+class _Shown:
+    """How large the true gradient of each tensor was when it was last seen not to be zero."""
+
+    def __init__(self) -> None:
+        self._largest = np.zeros(0)
+
+    def vanish_in(self, tensors: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Tensors that are zero throughout, and so small before that this scale brings them below float16."""
+        ids, zero = tensors["tensor"], tensors["n_zero"] == tensors["numel"]
+        self._largest = np.append(
+            self._largest, np.zeros(max(ids.max(initial=-1) + 1 - len(self._largest), 0))
+        )
+        scaled = self._largest[ids] * tensors["scale"]
+        is_known = ~zero & (tensors["n_bad"] == 0) & (tensors["scale"] > 0)
+        self._largest[ids[is_known]] = tensors["max_abs"][is_known] / tensors["scale"][is_known]
+        return cast("npt.NDArray[np.bool_]", zero & (scaled > 0) & (scaled < VANISHING))
 
 
 def _born(case: Case) -> Ids:
@@ -106,18 +133,22 @@ def _presumable(case: Case) -> Ids:
     return np.array(sorted(weights), dtype=np.int64)
 
 
-def _loss_in(sample: Sample, born_ids: Ids, presumable: Ids) -> Loss | None:
-    """Judge a sample; None where it holds inf or NaN, or no tensor that may be judged."""
+def _loss_in(sample: Sample, born_ids: Ids, presumable: Ids, vanished: npt.NDArray[np.bool_]) -> Loss | None:
+    """Judge a sample; None where it holds inf or NaN, or no tensor that may be judged.
+
+    Arguments:
+        vanished: (tensors,) whether each is known to have underflowed altogether.
+    """
     tensors = sample.tensors
     if tensors["n_bad"].any():
         return None
     born = np.isin(tensors["tensor"], born_ids)
     presumed = np.isin(tensors["tensor"], presumable) & _vanished(tensors) & ~born
-    judged = tensors[born | presumed]
+    judged, gone = tensors[born | presumed], vanished[born | presumed]
     left = (judged["numel"] - judged["n_zero"]).astype(float)
-    if len(judged) == 0 or left.sum() + presumed.sum() == 0:
+    if len(judged) == 0 or left.sum() + presumed.sum() + gone.sum() == 0:
         return None
-    lost = judged["lost"] + _total_losses(judged)
+    lost = judged["lost"] + _total_losses(judged, gone)
     shares = lost / np.maximum(lost + left, 1)
     worst = int(shares.argmax())
     total = lost.sum() + left.sum()
@@ -134,14 +165,14 @@ def _loss_in(sample: Sample, born_ids: Ids, presumable: Ids) -> Loss | None:
     )
 
 
-def _total_losses(judged: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Elements of tensors that are zero altogether, where others show that the scale is too small."""
+def _total_losses(judged: npt.NDArray[Any], gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Elements of tensors that are zero altogether, where they or others have shown that the scale is too small."""
     zero = judged["n_zero"] == judged["numel"]
     others = judged[~zero]
     left = float((others["numel"] - others["n_zero"]).sum())
     losing = others["lost"].sum() >= TOTAL_SHARE / 4 * (others["lost"].sum() + left)
     low = judged["scale"] <= PRESUMED_SCALE
-    return np.where(zero & (losing | low), judged["numel"], 0.0)
+    return np.where(zero & (losing | low | gone), judged["numel"], 0.0)
 
 
 def _vanished(tensors: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -171,7 +202,7 @@ def _share_after(loss: Loss, raise_log2: int) -> float:
 
 
 def _is_narrow(lasting: Sequence[Loss]) -> bool:
-    """For 50 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow."""
+    """For 32 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow."""
     if len(lasting) < SAMPLES or lasting[-1].attempt - lasting[0].attempt < NARROW_FOR:
         return False
     return median(loss.worst_share for loss in lasting) >= TENSOR_SHARE

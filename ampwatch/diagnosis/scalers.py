@@ -105,7 +105,7 @@ def _goes_on(was: Stream, now: Stream) -> bool:
         return False
     if now.first.step > 0:
         return True
-    recent = was.recent_loss()
+    recent = was.recent.loss()
     far, near = _ratio(was.first_loss, recent), _ratio(now.first_loss, recent)
     return far > NEAR**2 and near < NEAR
 

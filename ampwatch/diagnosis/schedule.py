@@ -11,7 +11,7 @@ from .findings import Evidence, Finding
 from .habits import Schedule
 
 MANY, SHARE = 10, 0.01  # steps ahead, and share of the steps taken, both passed for a warning
-PER_STEP: Final = 0.5  # of the attempts change the learning rate, or it is no schedule by step
+CHANGES, PER_STEP = 3, 0.5  # fewer, or of fewer attempts while it moves, and it is no schedule by step
 WARM_UP: Final = 3  # skips before the first step that used up a warm-up
 SETTLED: Final = 20  # steps taken before it is known that the warm-up was all
 
@@ -20,7 +20,8 @@ def schedule_ahead(case: Case) -> Iterator[Finding]:
     """Steps of the schedule that no step of the optimizer went with."""
     schedule = case.stream.habits.schedule
     ahead = schedule.ahead
-    if not ahead or schedule.first is None or schedule.changes < PER_STEP * schedule.attempts:
+    by_step = schedule.changes >= CHANGES and schedule.change_share >= PER_STEP
+    if not ahead or schedule.first is None or not by_step:
         return
     over = _warm_up_is_over(schedule)
     late = schedule.late > MANY and schedule.late > SHARE * case.stream.taken

@@ -7,9 +7,10 @@ from typing import Final
 
 from . import texts
 from .case import Case
-from .facts import PERIODS, Episode, Periodic
+from .episodes import Episode
 from .findings import Evidence, Finding
 from .moments import Moment
+from .periods import Periodic
 
 LAZY_RUN: Final = 5  # skips in a row of a stream whose scale other streams raise again
 BESIDE: Final = 5  # attempts in a row in which one is skipped and another steps
@@ -25,8 +26,8 @@ def many_optimizers(case: Case) -> Iterator[Finding]:
         yield _finding(
             case, "many_optimizers.lazy", episode.first, episode.skips, name=_names(case, _bits(case))
         )
-    elif case.stream.periodic:
-        yield _periodic(case, case.stream.periodic)
+    elif seen := case.stream.lone_skips.period(episode, case.stream.interval):
+        yield _periodic(case, seen)
 
 
 def steps_beside(episode: Episode) -> bool:
@@ -48,8 +49,8 @@ def _is_lazy(case: Case, episode: Episode) -> bool:
 
 def _periodic(case: Case, seen: Periodic) -> Finding:
     stream, period = case.stream, seen.attempts
-    goes_on = stream.last.attempt - stream.lone_skips[-1].attempt <= period
-    text = f"{PERIODS + 1} single skips, each {period} attempts after the one before; the scale grows after {stream.interval}."
+    goes_on = stream.last.attempt - seen.last.attempt <= period
+    text = f"{seen.skips} single skips, each {period} attempts after the one before; the scale grows after {stream.interval}."
     return case.finding(
         "many_optimizers",
         "warning",

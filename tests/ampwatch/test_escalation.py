@@ -24,8 +24,8 @@ def test_skips_with_a_finite_loss_call_for_nothing():
 
 
 def test_a_new_burst_starts_again():
-    burst = [(0, False)] * 2
-    assert called_for([*burst, (0, True), *burst]) == ([0, 1, 3, 4], [1, 4])
+    burst = [(0, False)] * 3
+    assert called_for([*burst, (0, True), *burst]) == ([0, 1, 4, 5], [1, 5])
 
 
 def test_streams_are_counted_apart():
@@ -37,3 +37,13 @@ def test_what_is_not_taken_is_kept():
     for _ in range(3):
         escalation.add(0, loss_is_finite=False)
     assert (escalation.take_search(), escalation.take_search()) == (0, -1)
+
+
+def test_a_search_that_met_a_finite_loss_is_made_up_for_at_the_next_that_is_not():
+    burst = [(0, False)] * 2
+    assert called_for([*burst, (0, True), (0, True), (0, False), (0, False)])[1] == [1, 4]
+
+
+def test_it_is_made_up_for_eight_times_at_most():
+    comes_and_goes = [(0, True), (0, False)] * 12
+    assert called_for([(0, False), (0, False), *comes_and_goes])[1] == [1, *range(3, 19, 2)]

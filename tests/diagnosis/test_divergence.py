@@ -58,7 +58,7 @@ def leaping(*losses: float, before: int = 60, norm: float = 10.0) -> Run:
     return Run().clean(before).clean(loss=taken, norm=[norm] * len(taken)).skip(1, loss=losses[-1])
 
 
-def test_steps_that_double_the_loss_each_are_divergence_at_the_next_skip():
+def test_three_steps_that_leap_are_divergence_at_the_next_skip():
     run = leaping(2.5, 6.0, 14.0).broken(8)
     (finding,) = run.findings()
     assert (finding.kind, finding.severity, finding.first_step) == ("divergence", "fatal", 60)
@@ -73,7 +73,8 @@ def test_skips_between_the_leaps_change_nothing():
 def test_what_is_less_than_three_leaps_is_not():
     quiet = [("growth_probe", "info", "explained")]
     assert leaping(1.0, 4.0, 30.0).clean(20).kinds() == quiet  # two
-    assert leaping(2.5, 4.9, 14.0).clean(20).kinds() == quiet  # one of less than 2 ×
+    assert leaping(2.5, 4.0, 14.0).clean(20).kinds() == quiet  # one of less than 1.75 ×
+    assert leaping(1.9, 3.8, 7.0).clean(20).kinds() == quiet  # of less than 8 × in all
     assert leaping(2.5, 6.0, 14.0, norm=3.9).clean(20).kinds() == quiet  # the norm is within 4 ×
     assert leaping(2.5, 6.0, 14.0, before=20).clean(20).kinds() == quiet  # no percentiles yet
 

@@ -48,3 +48,9 @@ def warmed_up(steps: int) -> list[str]:
 
 def test_a_warm_up_that_was_over_before_it_began():
     assert [warmed_up(10), warmed_up(16), warmed_up(30)] == [["warning"], ["info"], ["info"]]
+
+
+def test_a_schedule_that_ends_early_goes_by_steps_all_the_same():
+    run = scheduled(Run(scale=2.0**32).skip(15).clean(200), [(i + 1) / 10 for i in range(10)])
+    (finding,) = [f for f in run.findings() if f.kind == "schedule_ahead"]
+    assert (finding.severity, "over before the first step" in finding.headline) == ("warning", True)

@@ -43,10 +43,10 @@ def test_a_lazy_stream_that_is_always_skipped(turns: int, rise: float, kinds: li
     assert [f.kind for f in lazy(turns, rise).findings() if f.severity != "info"] == kinds
 
 
-def periodic(gaps: list[int], interval: int = 8) -> Run:
+def periodic(gaps: list[int], interval: int = 8, loss: float = 1.0) -> Run:
     run = Run(interval=interval).clean(40)
     for gap in gaps:
-        run.skip(1)
+        run.skip(1, loss=loss)
         run.scale *= 2
         run.clean(gap - 1)
         run.scale = 2.0**16
@@ -65,6 +65,16 @@ def periodic(gaps: list[int], interval: int = 8) -> Run:
 )
 def test_skips_with_a_period_longer_than_the_growth_interval(gaps: list[int], kinds: list[str]):
     assert [f.kind for f in periodic(gaps).findings() if f.severity != "info"] == kinds
+
+
+def test_three_periods_are_enough_of_losses_that_stand_out():
+    found = [periodic([16] * n, loss=40.0).findings() for n in (3, 4)]
+    assert [[f.kind for f in each if f.severity != "info"] for each in found] == [[], ["many_optimizers"]]
+
+
+def test_the_skip_under_way_counts():
+    run = periodic([16] * 4).skip(1)
+    assert [f.kind for f in run.findings() if f.severity != "info"] == ["many_optimizers"]
 
 
 def recreated(at: float, initial: float = 2.0**16) -> Run:

@@ -22,6 +22,22 @@ def test_a_sum_goes_with_a_power_of_about_1(exponent: float, kinds: list[str]):
     assert windows(exponent, odd=6) == kinds
 
 
+def turns(exponent: float, n: int, noise: tuple[float, ...] = (1.0,)) -> list[str]:
+    """Windows of 2, 6 and 3 micro-batches in turn."""
+    run = Run()
+    for i in range(n):
+        length = (2, 6, 3)[i % 3]
+        run.clean(1, norm=float(length) ** exponent * noise[i % len(noise)])
+        run.rows[-1] |= {"micro_batches": length, "losses": length}
+    return [f.kind for f in run.findings()]
+
+
+@pytest.mark.parametrize(("exponent", "kinds"), [(1.0, ["accumulation"]), (0.5, []), (0.0, []), (-0.5, [])])
+def test_no_length_needs_to_be_common(exponent: float, kinds: list[str]):
+    assert turns(exponent, 30, noise=(1.1, 0.9, 1.0, 0.95)) == kinds
+    assert turns(1.0, 10) == ["accumulation"]
+
+
 def test_three_windows_of_another_length_are_wanted():
     assert [windows(1.0, odd=n) for n in (2, 3)] == [[], ["accumulation"]]
 
@@ -74,13 +90,26 @@ def samples(worst: int, largest: float, over: int) -> list[str]:
     ("worst", "largest", "over", "kinds"),
     [
         (600, 50000.0, 50, ["narrow_range"]),
-        (600, 50000.0, 40, []),
+        (600, 50000.0, 30, []),
         (600, 30.0, 50, ["underflow"]),
         (10, 50000.0, 50, []),
     ],
 )
 def test_a_scale_that_can_neither_stay_nor_grow(worst: int, largest: float, over: int, kinds: list[str]):
     assert samples(worst, largest, over) == kinds
+
+
+def vanished(before: float) -> list[str]:
+    """A tensor that was so large at a scale of 2^16 is zero at 2^4, beside one that allows no larger scale."""
+    run = Run().event("origin", attempt=0, origins={"0": "float16"}).clean(1)
+    run.tensor({-16: 400}, max_abs=before).tensor({0: 400}, tensor=1, max_abs=1.0).skip(12)
+    for _ in range(5):
+        run.clean(10).tensor({}, zeros=400, max_abs=0.0).tensor({0: 400}, tensor=1, max_abs=50000.0)
+    return [f.kind for f in run.findings() if f.severity != "info"]
+
+
+def test_a_tensor_that_the_scale_brought_below_float16_has_vanished():
+    assert [vanished(2.0**-14), vanished(2.0**-5)] == [["narrow_range"], []]
 
 
 def test_a_scale_that_overflowed_a_step_higher_cannot_be_raised():

@@ -27,6 +27,7 @@ from .headlines import (
     OVERFLOWN_NORM,
     RAISED,
     RECOVERY,
+    SEEN_LATER,
     WHY_NONE,
 )
 from .words import at, at_step, fill, module, percent, power, skipped, span, times
@@ -47,6 +48,7 @@ __all__ = [
     "OVERFLOWN_NORM",
     "RAISED",
     "RECOVERY",
+    "SEEN_LATER",
     "WHY_NONE",
     "at",
     "at_step",

@@ -278,6 +278,7 @@ NOT_CLEARED: Final = {
     "always": "It is so in nearly every attempt: zero_grad() is missing.",
     "skips": "It is so after some attempts only: zero_grad() may depend on whether the step was taken.",
 }
+SEEN_LATER: Final = "What is said of where it starts was seen at {at}, when the loss broke again."
 OVERFLOWN_NORM: Final = "The logged norm is inf or NaN, and no gradient is."
 
 NOT_JUDGED: Final = {
