@@ -6,7 +6,8 @@ belong to different networks. Torch-free and without clock: a pure function of t
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 SEARCH_AT: Final = 2  # consecutive non-finite losses before the forward pass is searched
 SEARCH_AGAIN: Final = 64  # further ones before it is searched again
@@ -25,12 +26,15 @@ class Escalation:
         self._searched: set[int] = set()  # streams whose next attempt is searched
         self._missed: dict[int, int] = {}  # how often by stream
         self._owed: set[int] = set()
+        self._was_finite: set[int] = set()  # streams that have had a finite loss
+        self._suspect = ""
 
     def add(self, stream: int, *, loss_is_finite: bool) -> None:
         """Add the next attempt of a stream; whether it was skipped does not matter: gradients may have been cleaned."""
         was_searched = stream in self._searched
         self._searched.discard(stream)
         if loss_is_finite:
+            self._was_finite.add(stream)
             self._streaks[stream] = 0
             if was_searched:
                 self._miss(stream)
@@ -41,6 +45,18 @@ class Escalation:
         if stream in self._owed or (due and not was_searched):
             self._owed.discard(stream)
             self._search = stream
+
+    def searched(self, stream: int, found: Mapping[str, Any]) -> None:
+        """What a search has found: the data of its event. NaN from the first attempt on may come of the device."""
+        origin = found.get("origin") or {}
+        is_clean = not origin.get("input_n_nonfinite") and found.get("parameters_finite")
+        if stream not in self._was_finite and origin.get("output_n_nan") and is_clean:
+            self._suspect = str(origin.get("module") or "")
+
+    def take_suspect(self) -> str:
+        """The module to be computed once more in float32, empty for none; asked once."""
+        wanted, self._suspect = self._suspect, ""
+        return wanted
 
     def _miss(self, stream: int) -> None:
         """The loss that was to be looked at is finite: one that comes and goes is looked at when it comes again."""

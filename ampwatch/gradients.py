@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .coalescing import Sum, sums_of
 from .hooks import DTYPES, local
 from .registry import Name, Registry
 from .stats.dense import Dense
@@ -38,7 +39,7 @@ class Gradients(NamedTuple):
     `parameters` are those whose gradient has statistics, in torch's order, of `with_grad` that have one. `by_device`
     holds the gradients as torch checks them, a list for each device; `tensors` are their indices, (n,) int64, over all
     lists. `usual` says that torch takes each of them as it lies and refuses none, so that a kernel may unscale them in
-    its place.
+    its place. `sums` are sparse ones that torch adds up by index first.
     """
 
     parameters: list[Tensor]
@@ -46,6 +47,7 @@ class Gradients(NamedTuple):
     tensors: npt.NDArray[np.int64]
     usual: bool
     with_grad: int
+    sums: tuple[Sum, ...] = ()
 
 
 class GradientList:
@@ -77,16 +79,18 @@ class GradientList:
         with_grad = len(grads)
         dense = Dense.of(grads)
         usual = dense is not None and (may_be_float16 or torch.float16 not in dense.dtypes)
+        sums: tuple[Sum, ...] = ()
         if dense is None:
             usual = _usual(grads, may_be_float16)
             if not usual:
+                sums = sums_of(parameters, grads)
                 parameters, grads = _with_statistics(parameters, grads)
         places: list[Sequence[int]] = [range(len(grads))] if dense else _places(map(Tensor.get_device, grads))
         same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
         if not same or places != self._places:
             self._arrange(optimizer, parameters, places)
         lists = [dense or grads] if len(places) == 1 else [[grads[i] for i in part] for part in places]
-        return Gradients(parameters, lists, self._tensors, usual and self._only_tensors, with_grad)
+        return Gradients(parameters, lists, self._tensors, usual and self._only_tensors, with_grad, sums)
 
     def _arrange(self, optimizer: Optimizer, parameters: list[Tensor], places: list[Sequence[int]]) -> None:
         indices = self._registry.introduce(optimizer, parameters, self._names())

@@ -189,6 +189,10 @@ class Harvester:
         data = seen.decode(numbers)
         if seen.type == "origin":
             self.origins.add(data["origins"])
+        elif seen.type == "forward_search":
+            self.escalation.searched(seen.stream, data)
+        if not data:  # it was looked for, and is not there
+            return
         self._put(seen.type, seen.time, seen.attempt, seen.stream, data)
 
     def _digest_attempt(self, attempt: Attempt, numbers: Numbers) -> None:

@@ -192,10 +192,13 @@ def name_of(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" and started else device
 
 
-def is_traced() -> bool:
-    """Whether a graph is being compiled or captured, which our own calls must not become part of."""
-    if torch.compiler.is_compiling():
-        return True
+def is_compiled() -> bool:
+    """Whether a graph is being compiled, which our own calls must not become part of."""
+    return torch.compiler.is_compiling()
+
+
+def is_captured() -> bool:
+    """Whether a graph is being captured, which our own calls must not become part of."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return started and torch.cuda.is_current_stream_capturing()
 

@@ -8,6 +8,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from .escalation import Escalation
+from .float32_check import Float32Check
 from .hooks import Observation, Observer
 from .observers import AutocastProbe, BackwardOrder, FiniteCheck, OriginProbe
 from .origins import Origins, Schedule
@@ -61,6 +62,10 @@ class Probes:
         """The gradients of an optimizer's parameters are being unscaled."""
         self._unscaled[index] = parameters
 
+    def note(self, observation: Observation) -> None:
+        """Keep what was seen elsewhere in this attempt."""
+        self._keep(observation)
+
     def collect(self, stream: int = -1) -> list[Observation]:
         """At the end of an attempt of a stream: what has been seen; the observers that saw it are taken off."""
         for observer in list(self._armed):
@@ -83,6 +88,9 @@ class Probes:
             self._look_again(index, parameters, origins)
         if escalation.take_check():
             self._check()
+        suspect = escalation.take_suspect()
+        if suspect and self._model is not None:
+            self._arm(Float32Check(self._model, suspect))
         stream = escalation.take_search()
         if stream >= 0 and self._model is not None and self._search is None:
             self._search, self._searched_stream = Search(self._model), stream

@@ -95,9 +95,13 @@ class Watched(torch.amp.GradScaler):
 
     def _watch(self, *, even_disabled: bool = False) -> Unwatched:
         """The watch, or its stand-in where there is nothing to observe."""
-        if internals.is_traced() or not (self._enabled or even_disabled):
+        if internals.is_compiled() or not (self._enabled or even_disabled):
             return UNWATCHED
         watch = self.__dict__.get(_KEY, UNWATCHED)
+        if internals.is_captured():
+            if isinstance(watch, Watch):
+                watch.captured()
+            return UNWATCHED
         if isinstance(watch, _Seed):
             watch = attach(self, None, watch.source)
         if not isinstance(watch, Watch) or watch.recorder.finished:

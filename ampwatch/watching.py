@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import internals
+from . import coalescing, internals
+from .fused_step import STEPS, FusedStep
 from .gradients import GradientList, Gradients
 from .guard import guard
 from .hooks import is_plain
@@ -102,6 +103,9 @@ class Watch(Unwatched):
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
         self._stepping: int | None = None
+        self._fused: FusedStep | None = None  # the step under way, if it is looked at
+        self._looked_at: dict[int, int] = {}  # steps of fused optimizers
+        self._is_captured = False
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._begin_window()
         close_with(self, self._probes, self._tripwires, self._harvester)
@@ -178,6 +182,13 @@ class Watch(Unwatched):
         if self._stepping != optimizer:
             self._tell(self._protocol.step_outside(optimizer))
 
+    def captured(self) -> None:
+        """The scaler is called while a graph is captured: what replays it is not seen. Told once."""
+        if not self._is_captured:
+            self._is_captured = True
+            with guard("scaler.captured", self.recorder.fault):
+                self._sender.event("captured")
+
     def _around(self, where: str, before: Callable[[], Any], after: Callable[[Any, bool], None]) -> Span:
         return Around(f"scaler.{where}", self.recorder.fault, before, after)
 
@@ -232,6 +243,7 @@ class Watch(Unwatched):
             index in self._gradients
         ):  # unscaled already; else they are looked at as torch's step() unscales them
             self._inspect_gradients(index, optimizer)
+            self._look_at_step(scaler, index, optimizer)
         if self._lr is None:
             self._lr = first_lr(optimizer)
         return self._protocol.step(index, closure=closure)
@@ -240,8 +252,18 @@ class Watch(Unwatched):
         if call is not None:
             self._tell(self._protocol.close(call, raised=raised))
 
+    def _look_at_step(self, scaler: Scaler, index: int, optimizer: Optimizer) -> None:
+        """The step of a fused optimizer whose gradients are unscaled already is looked at, a few times."""
+        times = self._looked_at.get(index, 0)
+        if getattr(optimizer, "_step_supports_amp_scaling", False) and times < STEPS:
+            self._looked_at[index] = times + 1
+            self._fused = FusedStep(optimizer, index, internals.scale_of(scaler))
+
     def _close_step(self, call: Call | None, raised: bool) -> None:
         self._stepping = None
+        looked, self._fused = self._fused, None
+        if looked is not None and not raised:
+            self._probes.note(looked.ended())
         self._close(call, raised)
 
     def _seen(self, scaler: Scaler, optimizer: Optimizer) -> int:
@@ -267,6 +289,8 @@ class Watch(Unwatched):
         if gradients.parameters:
             self._tripwires.on_accumulation(index, gradients.parameters[0])
             self._probes.optimizer(index, gradients.parameters)
+        if gradients.sums:
+            self._probes.note(coalescing.overflow(gradients.sums, self._registry.tensor))
         ours = unscale and gradients.usual and self._pass.unscales
         rows = [] if ours else self._pass.read(gradients.by_device)
         self._gradients[index] = _Gradients(

@@ -73,6 +73,11 @@ class Described:
     recreated: Kept = field(default_factory=Kept)
     restored: Kept = field(default_factory=Kept)
     skips: Kept = field(default_factory=Kept)
+    float32_checks: Kept = field(default_factory=Kept)
+    fused_steps: Kept = field(default_factory=Kept)
+    sparse_overflows: Kept = field(default_factory=Kept)
+    captured: Kept = field(default_factory=Kept)
+    dropped: Kept = field(default_factory=Kept)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -107,6 +112,16 @@ class Described:
                     self.searches.add(event)
                 case "operations":
                     self.operations.add(event)
+                case "float32_check":
+                    self.float32_checks.add(event)
+                case "fused_step":
+                    self.fused_steps.add(event)
+                case "sparse_overflow":
+                    self.sparse_overflows.add(event)
+                case "captured":
+                    self.captured.add(event)
+                case "dropped":
+                    self.dropped.add(event)
                 case "check":
                     self.checks.add(event)
                     self.optimizers.put(event.data.get("id"), event.time, event.data)

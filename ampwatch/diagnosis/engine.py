@@ -19,6 +19,7 @@ import numpy as np
 from ampwatch.records import Batch
 
 from . import texts
+from .backend import backend_limit, device_fault, saturating, sparse_overflow
 from .batches import bad_batch
 from .calibration import calibration, growth_probe, spike
 from .calls import call_order
@@ -29,6 +30,7 @@ from .facts import Stream
 from .findings import Finding, Verdict
 from .floor import dead_zone, scale_floor
 from .forward import forward
+from .fused import fused_optimizer
 from .gradients import accumulation, cleaned_gradients, clip_scaled, grads_not_cleared, norm_overflow
 from .poisoned import poisoned
 from .precedence import settle
@@ -43,10 +45,8 @@ from .schedule import schedule_ahead
 from .several import many_optimizers
 from .shapes import fits
 from .static import (
-    backend_limit,
     closure,
     epsilon_underflow,
-    fused_optimizer,
     low_precision_params,
     missing_scaler,
     no_gradients,
@@ -67,7 +67,10 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     divergence,
     fused_optimizer,
     poisoned,
+    device_fault,
     forward,
+    sparse_overflow,
+    saturating,
     bad_batch,
     dead_zone,
     scale_floor,

@@ -52,10 +52,11 @@ def clip_scaled(case: Case) -> Iterator[Finding]:
 
 def cleaned_gradients(case: Case) -> Iterator[Finding]:
     """Something makes numbers of inf and NaN between backward and unscale_."""
-    habits, hooks = case.stream.habits, _hooks(case)
+    habits, hooks = case.stream.habits, hooks_on(case)
     told = [
         ("cleaned", habits.cleaned, 1),
         ("saturated", habits.saturated, SATURATIONS),
+        ("saturated", habits.at_limit, SATURATIONS if hooks or habits.infinite.count else math.inf),
         ("unhurt", habits.unhurt, 1 if hooks else math.inf),
     ]
     how, seen = next(((how, seen) for how, seen, least in told if seen.count >= least), ("", None))
@@ -146,7 +147,7 @@ def _count(seen: Seen, what: str) -> Evidence:
     return Evidence(text=text, value=seen.count, unit="attempts", attempt=seen.first.attempt)
 
 
-def _hooks(case: Case) -> list[Evidence]:
+def hooks_on(case: Case) -> list[Evidence]:
     """Hooks on parameters, which see gradients before the scaler does."""
     count = max((check.data.get("hooks") or 0 for check in case.described.checks.events), default=0)
     if not count:

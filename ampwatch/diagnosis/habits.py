@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ampwatch.records import is_missing
+from ampwatch.stats.layout import FLOAT16_MAX
 
 from .moments import Moment, moment_of
 from .rows import Rows
@@ -26,7 +27,7 @@ ROUND_DIGITS: Final = 2
 SETTLING: Final = 100  # attempts
 EVEN: Final = 0.25  # root mean square over the largest
 LEAST_SAME: Final = 2  # windows of one length that another is compared with
-LARGEST: Final = {3.4028234663852886e38, 65504.0}  # of float32 and float16: what nan_to_num makes of inf
+LARGEST: Final = 3.4028234663852886e38  # of float32: what nan_to_num makes of inf
 
 
 class _Range(NamedTuple):
@@ -253,7 +254,10 @@ class Habits:
     unhurt: Seen = field(
         default_factory=Seen
     )  # every gradient finite, the loss infinite: a sum may have overflowed
-    saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of a dtype
+    saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of float32 …
+    at_limit: Seen = field(default_factory=Seen)  # … or of float16
+    infinite: Seen = field(default_factory=Seen)  # a gradient is inf or NaN
+    unscaled: Seen = field(default_factory=Seen)  # stepped, and no scale() was seen
     residue: Seen = field(default_factory=Seen)  # a gradient was left over as backward began
     divided: Seen = field(default_factory=Seen)  # … of an attempt that was unscaled and not stepped
     overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
@@ -271,7 +275,10 @@ class Habits:
         kept = finite & broken & ~rows["penalised"]
         self.cleaned.fold(rows, kept & np.isnan(rows["loss"]))
         self.unhurt.fold(rows, kept & np.isinf(rows["loss"]))
-        self.saturated.fold(rows, finite & np.isin(rows["max_abs"], list(LARGEST)))
+        self.saturated.fold(rows, finite & (rows["max_abs"] == LARGEST))
+        self.at_limit.fold(rows, finite & (rows["max_abs"] == FLOAT16_MAX))
+        self.infinite.fold(rows, rows["n_bad"] > 0)
+        self.unscaled.fold(rows, rows["unscaled"])
         unapplied = np.append(self.unstepped_last, rows["unstepped"][:-1])
         self.unstepped_last = bool(rows["unstepped"][-1])
         self.residue.fold(rows, rows["residue"] & ~unapplied)

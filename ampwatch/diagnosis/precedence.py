@@ -14,6 +14,7 @@ from .findings import SEVERITIES, Evidence, Finding
 PRECEDENCE: Final = (
     "rank_disagreement",
     "rank_fault",
+    "sparse_overflow",
     "low_precision_params",
     "shared_parameter",
     "no_gradients",
@@ -27,6 +28,7 @@ PRECEDENCE: Final = (
     "norm_overflow",
     "fused_optimizer",
     "epsilon_underflow",
+    "device_fault",
     "divergence",
     "weights_poisoned",
     "buffers_poisoned",
@@ -78,6 +80,8 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "cleaned_gradients": _ALL | {"norm_overflow"},
     "fused_optimizer": _ALL,
     "epsilon_underflow": _ALL,
+    "device_fault": _LOCATED,
+    "sparse_overflow": frozenset({"calibration", "growth_probe", "spike", "low_precision_params"}),
     "divergence": _LOCATED | _POISONED,
     "weights_poisoned": _LOCATED | {"buffers_poisoned"},
     "buffers_poisoned": _LOCATED,
@@ -93,7 +97,7 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "bad_batch": _SCALE_FELL,
 }
 """What a cause explains from its first attempt on; metadata faults are explained whenever they began."""
-_TIMELESS: Final = frozenset({"useless_scaler"})
+_TIMELESS: Final = frozenset({"useless_scaler", "low_precision_params"})
 _OF_RUN: Final = frozenset({"rank_disagreement", "rank_fault"})
 """Causes that explain what other ranks say, too."""
 _LATER: Final = frozenset({("weights_poisoned", "dead_zone")})

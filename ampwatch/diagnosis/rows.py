@@ -29,6 +29,7 @@ ROW: Final = np.dtype(
         ("unstepped", "|b1"),  # gradients were unscaled, and no optimizer was stepped
         ("idle", "|b1"),  # an update() with nothing before it, as one that sets the scale by hand
         ("applied", "|b1"),  # a gradient became inf or NaN as it was unscaled, and was applied
+        ("unscaled", "|b1"),  # stepped in a window in which no scale() was seen
         ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
         ("time", "<f8"),
         ("scale", "<f8"),
@@ -49,7 +50,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 155 bytes."""
+"""What the diagnosis keeps of an attempt: 156 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -148,6 +149,7 @@ def _rows_of(table: Table) -> Rows:
     rows["taken"] = stepped & ~rows["skipped"]
     rows["unstepped"] = ~stepped & (rows["numel"] > 0)
     rows["applied"] = table.get("applied_nonfinite", 0)
+    rows["unscaled"] = stepped & (np.asarray(table.get("losses", 1)) == 0)
     rows["idle"] = ~stepped & (rows["numel"] == 0) & (np.asarray(table.get("losses", 1)) == 0)
     return rows
 

@@ -129,6 +129,40 @@ class _Operations(TypedDict, total=False):
     softmax: _Softmax | None
 
 
+class _Float32Check(TypedDict, total=False):
+    module: str
+    module_type: str
+    output_n_nan: float
+    output_numel: float
+    float32_max_abs: float
+    input_max_abs: float
+    weight_max_abs: float
+
+
+class _FusedStep(TypedDict, total=False):
+    optimizer: int
+    lr: float | None
+    scale: float
+    gradient: float
+    gradient_after: float
+    moved: float
+    moment: float
+
+
+class _SparseOverflow(TypedDict, total=False):
+    tensors: list[int]
+
+
+class _Dropped(TypedDict, total=False):
+    kind: str
+    first_seq: int
+    last_seq: int
+    reason: str
+    first_attempt: int
+    last_attempt: int
+    count: int
+
+
 class _Shared(TypedDict, total=False):
     optimizer: int
     count: int
@@ -158,6 +192,10 @@ SHAPES: Final[dict[str, Any]] = {
     "finite_check": _FiniteCheck,
     "forward_search": _ForwardSearch,
     "operations": _Operations,
+    "float32_check": _Float32Check,
+    "fused_step": _FusedStep,
+    "sparse_overflow": _SparseOverflow,
+    "dropped": _Dropped,
     "check": _Check,
 }
 _LONGEST_ID: Final = 18  # digits: a tensor's id fits 64 bits

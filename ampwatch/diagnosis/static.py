@@ -22,7 +22,7 @@ def low_precision_params(case: Case) -> Iterator[Finding]:
         low = check.data.get("low") or {}
         if not low or not _scaled(case, check):
             continue
-        raised = [dtype for dtype in low if _is_refused(dtype, check.data)]
+        raised = [dtype for dtype in low if _is_refused(case, dtype, check.data)]
         dtype = next(iter(raised or low))
         severity: Severity = "error" if raised else "warning"
         first = _moment(case, check)
@@ -119,23 +119,6 @@ def _told_float16(described: Described) -> str:
     )
 
 
-def backend_limit(case: Case) -> Iterator[Finding]:
-    """A scaler that was asked for and is off, because the machine has no such device."""
-    for scaler in case.described.scalers.values():
-        if scaler.get("asked") and scaler.get("enabled") is False:
-            device = scaler.get("device", "cuda")
-            text = f"GradScaler({device!r}) was made with enabled=True, and torch turned it off."
-            yield case.finding(
-                "backend_limit",
-                "warning",
-                texts.HEADLINES["backend_limit"].format(device=device),
-                first=Moment(0, 0),
-                evidence=[Evidence(text=text, attempt=0)],
-                advice=texts.ADVICE["backend_limit"],
-                confidence=1.0,
-            )
-
-
 def epsilon_underflow(case: Case) -> Iterator[Finding]:
     """An eps that is 0 in float16, in an optimizer that computes in float16."""
     for check in _latest(case):
@@ -165,38 +148,6 @@ def closure(case: Case) -> Iterator[Finding]:
                 advice=texts.ADVICE["call_order.closure"],
                 confidence=1.0,
             )
-
-
-def fused_optimizer(case: Case) -> Iterator[Finding]:
-    """Parameters that became inf or NaN in an attempt whose step was skipped, by an optimizer that skips by itself."""
-    fused = [o for o in case.described.optimizers_of(case.index) if o.get("fused")]
-    for episode in case.stream.all_episodes():
-        broken, last = episode.first_nonfinite, episode.last_finite
-        if not fused or broken is None or last is None or episode.nonfinite < 1:
-            continue
-        checks = case.described.finite_checks.between(broken.attempt, episode.last.attempt)
-        failed = next((c for c in checks if c.data.get("parameters", {}).get("count")), None)
-        if failed is not None:
-            yield _fused(case, last, broken, failed, str(fused[0].get("class")))
-            return
-
-
-def _fused(case: Case, last: Moment, broken: Moment, check: Event, name: str) -> Finding:
-    tensor = str((check.data["parameters"].get("nonfinite") or ["?"])[0])
-    text = (
-        f"At {texts.at(last)} the loss was finite and the gradients were not, so that the step was to be skipped; "
-        f"at {texts.at(broken)} the loss is not finite, and parameters are not, {tensor} first. No step was taken between."
-    )
-    return case.finding(
-        "fused_optimizer",
-        "fatal",
-        texts.HEADLINES["fused_optimizer"].format(first=texts.at(last), optimizer=name, tensor=tensor),
-        first=last,
-        evidence=[Evidence(text=text, attempt=last.attempt, tensor=tensor)],
-        advice=texts.fill(texts.ADVICE["fused_optimizer"], first=texts.at(last)),
-        confidence=0.9,
-        tensor=tensor,
-    )
 
 
 def _epsilon(case: Case, check: Event, what: str, severity: Severity) -> Finding:
@@ -241,12 +192,12 @@ def _scaled(case: Case, check: Event) -> bool:
     return check.data.get("scaled", True) and not is_off(case)
 
 
-def _is_refused(dtype: str, data: dict[str, Any]) -> bool:
-    """Whether torch raises: always for complex, for float16 unless fused, for bfloat16 on CUDA."""
+def _is_refused(case: Case, dtype: str, data: dict[str, Any]) -> bool:
+    """Whether torch raises: always for complex, for float16 unless fused or sharded, for bfloat16 on CUDA."""
     if dtype.startswith("complex"):
         return True
     if dtype == "float16":
-        return not data.get("fused")
+        return not data.get("fused") and case.described.scaler_class != "ShardedGradScaler"
     return not data.get("fused") and "cuda" in data.get("devices", ())
 
 

@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_with_finite_gradients():
 
 @pytest.mark.parametrize(
     ("largest", "kinds"),
-    [(65504.0, ["cleaned_gradients"]), (65472.0, []), (3.4028234663852886e38, ["cleaned_gradients"])],
+    [(65504.0, []), (3.4028234663852886e38, ["cleaned_gradients"])],
 )
 def test_the_largest_number_of_a_dtype(largest: float, kinds: list[str]):
     run = with_column(Run().clean(20), "max_abs", {5: largest, 9: largest}, 7.0)

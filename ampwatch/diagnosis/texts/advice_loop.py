@@ -75,7 +75,7 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "with torch.autocast(device, dtype=torch.bfloat16): ...",
         ),
     ],
-    "backend_limit": [
+    "backend_limit.off": [
         Advice(
             "Make it for the device in use.",
             "scaler = ampwatch.GradScaler(next(model.parameters()).device.type)",
@@ -83,6 +83,45 @@ LOOP: Final[dict[str, list[Advice]]] = {
         Advice(
             "If this machine is meant to train without one, say so: enabled=False.",
             "enabled=torch.cuda.is_available()",
+        ),
+    ],
+    "backend_limit.hidden": [
+        Advice(
+            "Capture or compile forward and backward only, and call the scaler outside: then every attempt is seen. It costs "
+            "a handful of kernel launches a step.",
+            "loss = compiled_model(x)\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        ),
+        Advice("Or leave it: training is not harmed by it, it is only not watched."),
+    ],
+    "backend_limit.saturating": [
+        Advice(
+            "Look for a clamp at 65504 in the model's own backward code first: the records cannot tell it from a device that "
+            "saturates. A run of the same batch on another machine would."
+        ),
+        Advice(
+            "If it is the device, stay below its limit with a fixed scale that leaves headroom; the scaler cannot find it.",
+            "scaler = ampwatch.GradScaler(device, init_scale=2.0**10, growth_interval=2**31 - 1, model=model)",
+        ),
+    ],
+    "device_fault": [
+        Advice(
+            "Train in float32 or bfloat16 on this device, or update the driver and the libraries that hold its float16 kernels.",
+            "with torch.autocast(device, dtype=torch.bfloat16): ...",
+        ),
+        Advice(
+            "Keep {module} alone out of float16, if the others are well.",
+            "with torch.autocast(device, enabled=False):\n    x = layer(x.float())  # {module}",
+        ),
+        Advice("Not a cure: another loss scale. The NaN is there before the loss is scaled."),
+    ],
+    "sparse_overflow": [
+        Advice(
+            "Keep the embedding and its gradient in float32, where the sums do not overflow.",
+            "model.embedding.float()",
+        ),
+        Advice(
+            "Or use dense gradients: they are added in float32.",
+            "torch.nn.Embedding(rows, width, sparse=False)",
         ),
     ],
     "epsilon_underflow": [
@@ -200,7 +239,20 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "If they do not, it is the device or what was loaded on it: take that machine out and start again."
         ),
     ],
-    "fused_optimizer": [
+    "fused_optimizer.twice": [
+        Advice(
+            "Take the optimizer without fusing, or a version that divides only if torch says so: after unscale_() "
+            "`grad_scale` is None.",
+            "if self.grad_scale is not None:\n    grad = grad / self.grad_scale",
+        ),
+        Advice(
+            "Or leave unscale_() out, and clip inside the optimizer, where it offers that.",
+        ),
+        Advice(
+            "Look at the learning rate again afterwards: it may have been raised to make up for the small updates."
+        ),
+    ],
+    "fused_optimizer.applied": [
         Advice("Go back to a checkpoint from before {first}: weights that are not finite do not recover."),
         Advice(
             "Use the optimizer without fusing; then the scaler decides whether it steps. Or one that heeds found_inf.",

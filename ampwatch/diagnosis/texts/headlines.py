@@ -76,9 +76,29 @@ HEADLINES: Final = {
         "Autocast runs with float16 and no GradScaler is on: small gradients become zero unnoticed, from the first step "
         "until one is."
     ),
-    "backend_limit": (
+    "backend_limit.off": (
         "The GradScaler is off, because it was made for {device}, which this machine does not have: its scale of 1.0 is "
         "no scale, from the first step until it is made for the device in use."
+    ),
+    "backend_limit.captured": (
+        "The scaler is called while a CUDA graph is captured, at {first}: attempts that a replay makes are not seen, and "
+        "nothing can be said of them until the loop calls the scaler outside of the graph."
+    ),
+    "backend_limit.compiled": (
+        "scale() is never seen, since {first}, although steps are taken: it is compiled into a graph, and losses are not "
+        "observable until it is called outside of it."
+    ),
+    "backend_limit.saturating": (
+        "Gradients stop at 65504 since {first} and are never inf: float16 saturates there, so that the scaler cannot see an "
+        "overflow. It goes on until the scale is kept below that, or the clamp is taken out."
+    ),
+    "device_fault": (
+        "{module} gives NaN in float16 since {first}, of finite inputs and weights whose float32 result is small: the device "
+        "or its kernel is at fault, not the model. It does not recover by itself."
+    ),
+    "sparse_overflow": (
+        "The sparse float16 gradient of {tensor} overflows since {first} as values of equal indices are added, each of which "
+        "is finite. It recovers by itself once the scale has come down, for all tensors alike."
     ),
     "epsilon_underflow.fatal": (
         "The eps of {optimizer}, {eps}, is 0 in its float16 {what}: the step of {first} divides by zero. It does not "
@@ -88,7 +108,11 @@ HEADLINES: Final = {
         "The eps of {optimizer}, {eps}, is 0 in its float16 {what} since {first}: where a gradient is small, its step "
         "divides by zero."
     ),
-    "fused_optimizer": (
+    "fused_optimizer.twice": (
+        "{optimizer} divides by the loss scale gradients that unscale_() has divided already, since {first}: they are {scale} "
+        "times too small. It goes on until the optimizer heeds that."
+    ),
+    "fused_optimizer.applied": (
         "{optimizer} applied gradients that were not finite at {first}, although the step was to be skipped. The weights "
         "do not recover, {tensor} first."
     ),
@@ -279,6 +303,10 @@ NOT_CLEARED: Final = {
     "skips": "It is so after some attempts only: zero_grad() may depend on whether the step was taken.",
 }
 SEEN_LATER: Final = "What is said of where it starts was seen at {at}, when the loss broke again."
+HIDDEN: Final = {
+    "captured": "The scaler was called while a CUDA graph was captured; torch's own calls were captured, and none of ours.",
+    "compiled": "Optimizers are stepped through the scaler, and no call of scale() was seen in any of these attempts.",
+}
 OVERFLOWN_NORM: Final = "The logged norm is inf or NaN, and no gradient is."
 
 NOT_JUDGED: Final = {

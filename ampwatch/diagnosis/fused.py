@@ -1,0 +1,104 @@
+"""Fused optimizers, which divide by the scale and skip by themselves: those that do not skip, or divide twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ampwatch.records import Event
+
+from . import texts
+from .case import Case
+from .findings import Evidence, Finding
+from .moments import Moment
+
+LARGE_SCALE: Final = 256.0  # from which on a division by it cannot be mistaken for a first moment of 0.01 g
+EXACT: Final = 0.01  # relative
+
+
+def fused_optimizer(case: Case) -> Iterator[Finding]:
+    """An overflow that was applied, or gradients that were divided by the scale twice."""
+    yield from _divided_twice(case)
+    yield from _applied_overflow(case)
+
+
+def _divided_twice(case: Case) -> Iterator[Finding]:
+    mine = case.described.streams.get(case.index, {}).get("optimizers", [])
+    for event in case.described.fused_steps.events:
+        told = _trace_of_division(event)
+        if told and event.data.get("optimizer") in mine:
+            yield _twice(case, event, told)
+            return
+
+
+def _trace_of_division(event: Event) -> str:
+    """What of the step is 1/S of what it should be; empty where nothing is, or the scale is too small to tell."""
+    data = event.data
+    scale, gradient, lr = (data.get(key) or 0.0 for key in ("scale", "gradient", "lr"))
+    if not scale >= LARGE_SCALE or not 0 < gradient < float("inf"):
+        return ""
+    if _is_one(data.get("gradient_after", 0.0) * scale / gradient):
+        return "the gradient that it wrote back"
+    if 1 / LARGE_SCALE < data.get("moment", 0.0) * scale / gradient <= 1 + EXACT:
+        return "the first moment that it keeps"
+    return (
+        "the change of the weights"
+        if lr and _is_one(data.get("moved", 0.0) * scale / (gradient * lr))
+        else ""
+    )
+
+
+def _is_one(ratio: float) -> bool:
+    return abs(ratio - 1) <= EXACT
+
+
+def _twice(case: Case, event: Event, what: str) -> Finding:
+    attempt = max(event.attempt, 0)
+    first, scale = Moment(attempt, case.step_of(attempt)), event.data["scale"]
+    name = case.described.optimizer_name(event.data.get("optimizer"))
+    text = f"Of gradients that unscale_() had divided already, {what} is 1/S of what it should be, S = {texts.power(scale)}."
+    return case.finding(
+        "fused_optimizer",
+        "fatal",
+        texts.HEADLINES["fused_optimizer.twice"].format(
+            first=texts.at(first), optimizer=name, scale=texts.power(scale)
+        ),
+        first=first,
+        evidence=[Evidence(text=text, value=1 / scale, attempt=attempt)],
+        advice=texts.ADVICE["fused_optimizer.twice"],
+        confidence=0.95,
+    )
+
+
+def _applied_overflow(case: Case) -> Iterator[Finding]:
+    """Parameters that became inf or NaN in an attempt whose step was skipped, by an optimizer that skips by itself."""
+    fused = [o for o in case.described.optimizers_of(case.index) if o.get("fused")]
+    for episode in case.stream.all_episodes():
+        broken, last = episode.first_nonfinite, episode.last_finite
+        if not fused or broken is None or last is None or episode.nonfinite < 1:
+            continue
+        checks = case.described.finite_checks.between(broken.attempt, episode.last.attempt)
+        failed = next((c for c in checks if c.data.get("parameters", {}).get("count")), None)
+        if failed is not None:
+            yield _fused(case, last, broken, failed, str(fused[0].get("class")))
+            return
+
+
+def _fused(case: Case, last: Moment, broken: Moment, check: Event, name: str) -> Finding:
+    tensor = str((check.data["parameters"].get("nonfinite") or ["?"])[0])
+    text = (
+        f"At {texts.at(last)} the loss was finite and the gradients were not, so that the step was to be skipped; "
+        f"at {texts.at(broken)} the loss is not finite, and parameters are not, {tensor} first. No step was taken between."
+    )
+    return case.finding(
+        "fused_optimizer",
+        "fatal",
+        texts.HEADLINES["fused_optimizer.applied"].format(
+            first=texts.at(last), optimizer=name, tensor=tensor
+        ),
+        first=last,
+        evidence=[Evidence(text=text, attempt=last.attempt, tensor=tensor)],
+        advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(last)),
+        confidence=0.9,
+        tensor=tensor,
+    )

@@ -1,0 +1,77 @@
+"""What a fused optimizer makes of gradients that were unscaled before its step: it must not divide them again.
+
+Such an optimizer divides by the scale in its own kernel, and torch tells it by `grad_scale` whether it is to. Of a
+few elements are compared, before and after one step: the gradient, the weights, and the first moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .hooks import Numbers, Observation, gathered, is_plain, magnitudes
+from .registry import first_lr
+
+FEW: Final = 4  # parameters …
+ELEMENTS: Final = 4096  # … and of each its first elements
+STEPS: Final = 2  # of an optimizer that are looked at
+MOMENTS: Final = ("exp_avg", "momentum_buffer")
+_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment")
+
+
+class FusedStep:
+    """Looks at one step of one optimizer; event `fused_step`. Nothing synchronises.
+
+    Arguments:
+        index: of the optimizer in the records.
+        scale: the loss scale, a tensor on its device.
+    """
+
+    @torch.no_grad()
+    def __init__(self, optimizer: Optimizer, index: int, scale: Tensor) -> None:
+        self._optimizer, self._index = optimizer, index
+        self._is_first = not optimizer.state
+        self._parameters = list(islice(_with_gradients(optimizer), FEW))
+        self._weights = [_part(p).clone() for p in self._parameters]
+        self._none = scale.new_zeros(())
+        self._before = [scale.clone(), *self._gradients()]
+
+    @torch.no_grad()
+    def ended(self) -> Observation:
+        """The step is over."""
+        moved = [_part(p) - w for p, w in zip(self._parameters, self._weights, strict=True)]
+        moments = self._moments() if self._is_first else []
+        values = gathered([*self._before, *self._gradients(), self._largest(moved), self._largest(moments)])
+        named = {"optimizer": self._index, "lr": first_lr(self._optimizer)}
+        return Observation("fused_step", values, partial(_told, named))
+
+    def _gradients(self) -> list[Tensor]:
+        return [self._largest([_part(p.grad) for p in self._parameters if p.grad is not None])]
+
+    def _largest(self, parts: list[Tensor]) -> Tensor:
+        return magnitudes(parts).max() if parts else self._none
+
+    def _moments(self) -> list[Tensor]:
+        states = [self._optimizer.state.get(p, {}) for p in self._parameters]
+        return [
+            _part(state[name]) for state in states for name in MOMENTS if isinstance(state.get(name), Tensor)
+        ]
+
+
+def _with_gradients(optimizer: Optimizer) -> Iterator[Tensor]:
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    yield from (p for p in parameters if is_plain(p) and p.grad is not None and is_plain(p.grad))
+
+
+def _part(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten()[:ELEMENTS]
+
+
+def _told(named: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
+    return named | dict(zip(_NAMES, numbers.tolist(), strict=True))
