@@ -23,7 +23,7 @@ class Sum(NamedTuple):
 def sums_of(parameters: Iterable[Tensor], grads: Iterable[Tensor]) -> tuple[Sum, ...]:
     """The sparse float16 gradients that torch coalesces before it checks them."""
     return tuple(
-        Sum(parameter, grad._values(), grad.coalesce()._values())
+        Sum(parameter, grad._values(), grad.float().coalesce().half()._values())
         for parameter, grad in zip(parameters, grads, strict=True)
         if grad.is_sparse and grad.dtype is torch.float16 and not grad.is_coalesced()
     )
