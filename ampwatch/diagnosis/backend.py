@@ -13,6 +13,7 @@ from .case import Case
 from .findings import Evidence, Finding
 from .gradients import hooks_on
 from .moments import Moment
+from .static import is_off
 
 SATURATED: Final = 5  # attempts
 UNSCALED: Final = 10  # attempts without a scale() that was seen
@@ -24,8 +25,10 @@ def backend_limit(case: Case) -> Iterator[Finding]:
     captured = case.described.captured.events
     if captured:
         yield _hidden(case, "captured", _moment(case, captured[0]))
-    elif case.stream.habits.unscaled.count >= UNSCALED and case.stream.habits.unscaled.first:
-        yield _hidden(case, "compiled", case.stream.habits.unscaled.first)
+        return
+    unscaled = case.stream.habits.unscaled
+    if unscaled.first and unscaled.count >= UNSCALED and not is_off(case):
+        yield _hidden(case, "compiled", unscaled.first)
 
 
 def _turned_off(case: Case) -> Iterator[Finding]:
