@@ -9,6 +9,7 @@ import typer
 
 from ampwatch.errors import AmpwatchError
 
+from .db import db_app
 from .demo import demo
 from .diagnose import diagnose
 from .export import export, report
@@ -28,6 +29,7 @@ app = typer.Typer(
 for command in (demo, serve, runs, diagnose, replay, export, report, sync):
     app.command()(command)
 app.add_typer(token_app)
+app.add_typer(db_app)
 
 
 def _version(asked: bool) -> None:

@@ -107,6 +107,11 @@ class Auth:
             return None
         return found
 
+    def knows(self, value: str | None) -> bool:
+        """Whether `find` would find a token without asking the database."""
+        fresh = time.monotonic() - self._read_at <= _CACHE_S
+        return fresh and value is not None and _match(self._grants, _hash(value), "token") is not None
+
     def redeem(self, code: str) -> str | None:
         """A session for a one-time link's code, which is spent by it; None where there is no such link."""
         link = self.find(code, "link")

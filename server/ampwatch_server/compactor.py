@@ -109,18 +109,16 @@ class Compactor:
             idle: the run was found by the sweep: only silent producers are worked on, unless there is news.
         """
         lease = Lease(run, self._holder, self._settings)
-        if not self._database.write(
-            lease.renew
-        ):  # another server had it, or the run is another of the same name
-            self._diagnoser.forget(run)
+        if not self._database.write(lease.renew):
+            self._diagnoser.forget(run)  # another server had it, or it is another run of the same name
             if not self._database.write(lease.acquire):
                 return
         found = 0
         while (some := self._digest(lease)) != 0:
             found += some
-        touched = self._fold_producers(lease, self._diagnoser.given(run), silent_only=idle and not found)
-        if touched:
-            self._summarise(lease, touched)
+        ends = self._fold_producers(lease, self._diagnoser.given(run), silent_only=idle and not found)
+        if ends:
+            self._summarise(lease, ends)
             self._changed(run)
 
     def _work(self) -> None:
@@ -142,14 +140,15 @@ class Compactor:
             return runs
 
     def _sweep(self) -> set[str]:
-        """Runs for which something waits, once each `SWEEP_S`, however much is announced meanwhile."""
+        """Runs in which something is to be done, once each `SWEEP_S`, however much is announced meanwhile."""
         now = time.monotonic()
         if now < self._swept + SWEEP_S:
             return set()
         self._swept = now
+        unfinished = sa.select(t.producers.c.run).where(t.producers.c.rolled < t.producers.c.end_attempt)
         try:
             with self._database.read() as connection:
-                return set(connection.scalars(sa.select(t.inbox.c.run).distinct()))
+                return set(connection.scalars(sa.select(t.inbox.c.run).union(unfinished)))
         except Unavailable as error:
             log.warning("%s", error)
             return set()
@@ -218,8 +217,8 @@ class Compactor:
             number = last - first + 1 if 0 <= first <= last else max(1, count)
             self._metrics.add("ampwatch_dropped_total", number, ("reason", text(data.get("reason"), 40)))
 
-    def _fold_producers(self, lease: Lease, given: Set[Key], *, silent_only: bool) -> list[int]:
-        """Fold what the diagnosis was given of the producers that have something waiting; answer their ids."""
+    def _fold_producers(self, lease: Lease, given: Set[Key], *, silent_only: bool) -> dict[int, int]:
+        """Fold what the diagnosis was given of the producers that have something waiting; answer where each ends."""
         row = t.producers.c
         silence = self._settings.clock() - IDLE_S
         query = sa.select(row.id, row.finished, row.last_seen).where(
@@ -229,14 +228,15 @@ class Compactor:
         )
         with self._database.read() as connection:
             found = connection.execute(query).all()
+        ends = {}
         for producer in found:
             whole = producer.finished or producer.last_seen < silence
-            fold(self._database, self._tails, lease, producer.id, given, whole=whole)
-        return [producer.id for producer in found]
+            ends[producer.id] = fold(self._database, self._tails, lease, producer.id, given, whole=whole)
+        return ends
 
-    def _summarise(self, lease: Lease, producer_ids: list[int]) -> None:
+    def _summarise(self, lease: Lease, ends: dict[int, int]) -> None:
         with self._database.read() as connection:
-            counts = {key: count_attempts(connection, self._tails, key) for key in producer_ids}
+            counts = {key: count_attempts(connection, self._tails, key) for key in ends}
 
         def count(connection: Connection) -> None:
             lease.assert_held(connection)
@@ -246,10 +246,13 @@ class Compactor:
         self._database.write(count)
         with self._database.read() as connection:
             summary = pack(summarise(connection, self._tails, lease.run))
-        self._database.write(lambda connection: self._publish(connection, lease, summary))
+        self._database.write(lambda connection: self._publish(connection, lease, summary, ends))
 
-    def _publish(self, connection: Connection, lease: Lease, summary: bytes) -> None:
+    def _publish(self, connection: Connection, lease: Lease, summary: bytes, ends: dict[int, int]) -> None:
+        """Show the summary. Only now the producers count as rolled up: what was cut off before is found again."""
         lease.assert_held(connection)
+        for key, end in ends.items():
+            connection.execute(t.producers.update().where(t.producers.c.id == key).values(rolled=end))
         latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar_one()
         values: dict[Any, Any] = {
             "summary": summary,

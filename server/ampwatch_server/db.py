@@ -15,16 +15,29 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ampwatch.errors import AmpwatchError, MissingExtra
 
+from .filesystems import network_mount
+from .tables import metadata
 from .writer import Writer, told_when_unavailable
 
 T = TypeVar("T")
 
+AUTOMATIC_BYTES: Final = 1_000_000_000  # a larger database is upgraded by `ampwatch db upgrade` only
+
+_BODIES: Final = (
+    ("chunks", "data"),
+    ("parts", "data"),
+    ("inbox", "body"),
+    ("events", "body"),
+    ("receipts", "digest"),
+)
 _BUSY_MS: Final = 10_000
 _READERS: Final = 16
 _SQLITE_FULL: Final = 2
@@ -42,7 +55,9 @@ class Database:
     def __init__(self, url: URL) -> None:
         self.url = url
         if url.get_backend_name() == "sqlite":
-            _make_folder(Path(str(url.database)).parent)
+            folder = Path(str(url.database)).parent
+            _make_folder(folder)
+            _refuse_network(folder)
         self._writing = _engine(url, reads=False)
         self._reading = _engine(url, reads=True)
         self.writer = Writer(self._writing)
@@ -64,16 +79,21 @@ class Database:
         """Run a job in the writing thread and wait for its commit."""
         return self.submit(job).result()
 
-    def migrate(self) -> None:
+    def migrate(self, *, largest_bytes: int | None = AUTOMATIC_BYTES) -> None:
         """Bring the schema up to this version of ampwatch. One at a time, also over several servers.
 
-        Errors: AmpwatchError where the database cannot be opened, or is not one of this version's.
+        Arguments:
+            largest_bytes: a database that is larger is not changed: that can take long, and belongs to a person.
+        Errors: AmpwatchError where the database cannot be opened, is too large, or is not one of this version's.
         """
         shown = self.url.render_as_string(hide_password=True)
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         try:
             with self._writing.connect() as connection:
-                config = Config()
-                config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+                if largest_bytes is not None and _is_behind(connection, config):
+                    _refuse_larger(connection, largest_bytes, shown)
+                connection.rollback()
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
         except sa.exc.DatabaseError as error:
@@ -90,6 +110,33 @@ class Database:
         self._writing.dispose()
 
 
+def used_bytes(connection: Connection, exact_above: int = 2**63) -> int:
+    """Bytes that the tables hold, as far as the disk knows; what was deleted does not count.
+
+    Arguments:
+        exact_above: of PostgreSQL the files are measured, which do not shrink by themselves. Where they are larger
+            than this, what they hold is counted, which reads all of it.
+    """
+    if connection.dialect.name == "sqlite":
+        pages, free, size = (
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+    files = sum(
+        connection.execute(
+            sa.select(sa.func.pg_total_relation_size(sa.func.to_regclass(table.name)))
+        ).scalar()
+        or 0
+        for table in metadata.sorted_tables
+    )
+    if files <= exact_above:
+        return int(files)
+    bodies = (metadata.tables[name].c[column] for name, column in _BODIES)
+    exact = [connection.execute(sa.select(sa.func.sum(sa.func.pg_column_size(c)))).scalar() for c in bodies]
+    return sum(int(size or 0) for size in exact)
+
+
 def upsert(connection: Connection, table: sa.Table) -> Any:
     """An INSERT of the connection's own dialect, which knows `on_conflict_do_update` and `…_nothing`."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
@@ -100,6 +147,30 @@ def text(value: object, limit: int = 1024) -> str:
     """A value as text that both databases store: no NUL (PostgreSQL), no lone surrogate, at most `limit` long."""
     plain = str(value).encode("utf-8", "replace").decode("utf-8")
     return plain.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
+
+
+def _is_behind(connection: Connection, config: Config) -> bool:
+    """Whether a database that is not new lacks a step."""
+    heads = MigrationContext.configure(connection).get_current_heads()
+    return bool(heads) and set(heads) != set(ScriptDirectory.from_config(config).get_heads())
+
+
+def _refuse_larger(connection: Connection, largest_bytes: int, shown: str) -> None:
+    size = used_bytes(connection)
+    if size > largest_bytes:
+        raise AmpwatchError(
+            f"database: {shown} is of an older ampwatch and holds {size / 1e9:.1f} GB: it is not upgraded by itself. "
+            f"Keep a copy (`ampwatch db backup`), then run `ampwatch db upgrade --database {shown}`"
+        )
+
+
+def _refuse_network(folder: Path) -> None:
+    if (mount := network_mount(folder)) is not None:
+        raise AmpwatchError(
+            f"database: {folder} lies on a network file system ({mount.kind}, mounted at {mount.place}), where "
+            "SQLite's write-ahead log can lose what was acknowledged. Name a file on a local disk with --database "
+            "(as /var/tmp/ampwatch.db), or a PostgreSQL database"
+        )
 
 
 def _make_folder(folder: Path) -> None:

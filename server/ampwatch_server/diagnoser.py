@@ -114,8 +114,14 @@ class Diagnoser:
 
 
 def replace_findings(connection: Connection, run: str, findings: list[Finding], verdict: Verdict) -> None:
-    """Put the findings and the verdict of a run in the place of those before, all at once."""
-    connection.execute(t.findings.delete().where(t.findings.c.run == run))
+    """Put the findings and the verdict of a run in the place of those before, all at once.
+
+    Where records are gone by age, what they proved can be found no more, and what was found then stays.
+    """
+    stale = [t.findings.c.run == run]
+    if _is_thinned(connection, run):
+        stale.append(t.findings.c.key.in_([finding.key for finding in findings]))
+    connection.execute(t.findings.delete().where(*stale))
     rows: list[dict[str, Any]] = [
         {
             "run": run,
@@ -131,6 +137,12 @@ def replace_findings(connection: Connection, run: str, findings: list[Finding], 
         connection.execute(t.findings.insert(), rows)
     state = t.run_state.update().where(t.run_state.c.run == run)
     connection.execute(state.values(verdict=pack(verdict.as_dict())))
+
+
+def _is_thinned(connection: Connection, run: str) -> bool:
+    row = t.producers.c
+    gone = sa.or_(row.tensors_from > 0, row.attempts_from > 0)
+    return connection.execute(sa.select(row.id).where(row.run == run, gone).limit(1)).first() is not None
 
 
 def note_failure(connection: Connection, run: str) -> None:

@@ -36,8 +36,8 @@ BATCHES: Final = 256  # folded in one go
 
 def fold(
     database: Database, tails: TailReader, lease: Lease, producer_id: int, given: Set[Key], *, whole: bool
-) -> None:
-    """Fold what a producer has gone past, and roll up the windows that are complete.
+) -> int:
+    """Fold what a producer has gone past, roll up the windows that are complete, and answer where its attempts end.
 
     Arguments:
         tails: knows waiting batches decoded.
@@ -48,12 +48,46 @@ def fold(
     with database.read() as connection:
         row = connection.execute(_progress(producer_id)).one_or_none()
     if row is None:  # deleted meanwhile
-        return
+        return 0
     edge = MAX_ATTEMPT if whole else floor_to(row.end_attempt, WINDOW)
     oldest = {"attempts": row.attempts_from, "tensors": row.tensors_from}
     while _fold_some(database, tails, lease, producer_id, given, edge, oldest):
         pass
     roll(database, lease, producer_id, row.end_attempt)
+    return int(row.end_attempt)
+
+
+def add_missing_parts(database: Database, lease: Lease, *which: sa.ColumnElement[bool]) -> None:
+    """Make the parts that chunks of level 0 lack which were written before there were parts. LeaseLost.
+
+    Arguments:
+        which: conditions on `chunks`.
+    """
+    row = chunks.c
+    with database.read() as connection:
+        found = connection.execute(
+            sa.select(row.producer, row.kind, row.stream, row.first).where(*which)
+        ).all()
+    for place in found:
+        window = Window(Where(place.producer, place.kind, place.stream), 0, place.first)
+        with database.read() as connection:
+            if _has_points(connection, window):
+                continue
+            data = connection.execute(sa.select(row.data).where(is_at(chunks, window))).scalar_one()
+        part = {above(window): _part(window, codec.decode(data))}
+
+        def job(connection: Connection, part: dict[Window, bytes] = part) -> None:
+            lease.assert_held(connection)
+            write_parts(connection, part)
+
+        database.write(job)
+
+
+def _has_points(connection: Connection, window: Window) -> bool:
+    places = ((parts, above(window)), (chunks, _ancestor(window, 1)))
+    return any(
+        connection.execute(sa.select(table.c.first).where(is_at(table, p))).first() for table, p in places
+    )
 
 
 def _progress(producer_id: int) -> sa.Select[Any]:

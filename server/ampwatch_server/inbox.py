@@ -250,17 +250,17 @@ def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> N
     for producer, waiting in new:
         by_producer.setdefault(producer.id, []).append(waiting)
         by_run.setdefault(producer.run, []).append(waiting)
-    row = t.producers.c
-    for producer_id, given in sorted(by_producer.items()):
-        update = t.producers.update().where(row.id == producer_id)
-        connection.execute(
-            update.values(
-                received=row.received + len(given),
-                last_seq=_greatest(row.last_seq, max(w.batch.seq for w in given)),
-                end_attempt=_greatest(row.end_attempt, max(w.extent.last for w in given) + 1),
-                last_seen=_greatest(row.last_seen, max(w.time for w in given)),
-            )
-        )
+    moves = [
+        {
+            "moved": producer_id,
+            "more": len(given),
+            "seq": max(w.batch.seq for w in given),
+            "end": max(w.extent.last for w in given) + 1,
+            "time": max(w.time for w in given),
+        }
+        for producer_id, given in sorted(by_producer.items())
+    ]
+    connection.execute(_MOVE, moves)
     for run, given in sorted(by_run.items()):
         _advance_run(connection, run, given)
 
@@ -273,9 +273,25 @@ def _advance_run(connection: Connection, run: str, given: list[_Waiting]) -> Non
     connection.execute(t.runs.update().where(t.runs.c.run == run).values(values))
 
 
-def _greatest(column: sa.ColumnElement[Any], value: float) -> sa.ColumnElement[Any]:
+def _greatest(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[Any]:
     """The larger of two; SQLite and PostgreSQL have no function for it in common."""
     return sa.case((column < value, value), else_=column)
+
+
+def _at_least(column: sa.Column[Any], name: str) -> sa.ColumnElement[Any]:
+    return _greatest(column, sa.bindparam(name, type_=column.type))
+
+
+_MOVE: Final = (
+    t.producers.update()
+    .where(t.producers.c.id == sa.bindparam("moved"))
+    .values(
+        received=t.producers.c.received + sa.bindparam("more", type_=sa.BigInteger),
+        last_seq=_at_least(t.producers.c.last_seq, "seq"),
+        end_attempt=_at_least(t.producers.c.end_attempt, "end"),
+        last_seen=_at_least(t.producers.c.last_seen, "time"),
+    )
+)
 
 
 def _slices(items: list[Any]) -> Iterable[list[Any]]:

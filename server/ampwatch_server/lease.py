@@ -50,6 +50,11 @@ class Lease:
         if not self.renew(connection):
             raise LeaseLost(f"run {self.run}: another server has taken it over, or it was deleted")
 
+    def release(self, connection: Connection) -> None:
+        """Give the lease back."""
+        mine = run_state.update().where(run_state.c.run == self.run, run_state.c.holder == self.holder)
+        connection.execute(mine.values(holder="", lease_until=0.0))
+
     def _claim(self, connection: Connection, now: float, allowed: sa.ColumnElement[bool]) -> bool:
         claim = run_state.update().where(run_state.c.run == self.run, allowed)
         done = connection.execute(claim.values(holder=self.holder, lease_until=now + self.settings.lease_s))

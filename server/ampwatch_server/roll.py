@@ -27,12 +27,6 @@ def roll(database: Database, lease: Lease, producer_id: int, end: int) -> None:
         for window in missing:
             _roll_one(database, lease, window)
 
-    def job(connection: Connection) -> None:
-        lease.assert_held(connection)
-        connection.execute(producers.update().where(producers.c.id == producer_id).values(rolled=end))
-
-    database.write(job)
-
 
 def above(window: Window) -> Window:
     """Place of the part of a window."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
+import sqlalchemy as sa
+
+from . import tables as t
 from .alerts import Alerts
 from .auth import Auth
 from .compactor import Compactor
@@ -15,14 +19,27 @@ from .follow import Follower
 from .inbox import Inbox
 from .live import Hub, News
 from .metrics import Labels, Metrics, gauges
+from .rates import Rates
 from .recordings import Recordings
+from .retention import Retention
 from .settings import Settings
+from .store.blob import unpack
 from .store.runs import changed_since
 from .store.tail import TailReader
 
 SOON_S: Final = 1.0
 CALM_S: Final = (10.0, 20.0)
 YOUNG_S: Final = 120.0
+MOOD_S: Final = 1.0
+MOODS: Final = 10_000
+
+
+class _Mood(NamedTuple):
+    """What decides how soon the clients of a run should come: when it began, and whether it is in trouble."""
+
+    until: float
+    started: float
+    trouble: bool
 
 
 class Service:
@@ -49,6 +66,10 @@ class Service:
             self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note, self.metrics
         )
         self.inbox = Inbox(self.database, settings, self.compactor.announce)
+        self.retention = Retention(self.database, settings)
+        self.token_rates = Rates(settings.token_per_s)
+        self.producer_rates = Rates(settings.producer_per_s)
+        self._moods: dict[str, _Mood] = {}
         self._follower = (
             None if settings.directory is None else Follower(settings.directory, self.inbox, self.database)
         )
@@ -57,6 +78,7 @@ class Service:
         """Start the threads."""
         self.compactor.start()
         self.alerts.start()
+        self.retention.start()
         if self._follower is not None:
             self._follower.start()
 
@@ -66,12 +88,34 @@ class Service:
             self._follower.stop()
         self.compactor.stop()
         self.alerts.stop()
+        self.retention.stop()
         self.database.close()
 
-    def next_batch_s(self, run: str, first_seen: float, *, trouble: bool) -> float:
-        """When a client should send again: soon while someone watches, the run is young or in trouble."""
-        young = self.settings.clock() - first_seen < YOUNG_S
-        if young or trouble or self.hub.watched(run):
+    def known_wait_s(self, run: str) -> float | None:
+        """When a client should send again, where the database need not be asked for it."""
+        known = self._moods.get(run)
+        if known is None or known.until < time.monotonic():
+            return None
+        return self._wait_s(run, known)
+
+    def look_up_wait_s(self, run: str) -> float:
+        """When a client should send again."""
+        state = t.run_state.c
+        query = sa.select(t.runs.c.started, state.verdict).join(t.run_state, state.run == t.runs.c.run)
+        with self.database.read() as connection:
+            row = connection.execute(query.where(t.runs.c.run == run)).one_or_none()
+        started = self.settings.clock() if row is None else row.started  # None: deleted meanwhile
+        trouble = row is not None and unpack(row.verdict).get("word") == "failing"
+        mood = _Mood(time.monotonic() + MOOD_S, started, trouble)
+        if len(self._moods) >= MOODS:
+            self._moods.clear()
+        self._moods[run] = mood
+        return self._wait_s(run, mood)
+
+    def _wait_s(self, run: str, mood: _Mood) -> float:
+        """Soon while someone watches, the run is young or in trouble."""
+        young = self.settings.clock() - mood.started < YOUNG_S
+        if young or mood.trouble or self.hub.watched(run):
             return SOON_S
         return round(random.uniform(*CALM_S), 2)  # so that a thousand ranks do not come at once
 

@@ -26,6 +26,22 @@ _DIALECTS: Final = {
 
 
 @dataclass(frozen=True)
+class Keep:
+    """What is dropped, and when; None keeps it. Counted from when a run was last heard of: what lives is left alone.
+
+    Arguments:
+        tensors_days: the rows of single tensors (their points, of 256 attempts each, stay).
+        attempts_days: the rows of attempts (their points, of 16 attempts each, stay, and so do events).
+        max_bytes: size of the database above which the same is dropped before its time, of the runs that were
+            silent longest first: the rows of tensors, then those of attempts, and whole runs with their events last.
+    """
+
+    tensors_days: float | None = 7.0
+    attempts_days: float | None = 90.0
+    max_bytes: int | None = 64 << 30
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a server may configure. Immutable; nothing is read from the environment after construction.
 
@@ -41,6 +57,9 @@ class Settings:
         lease_s: how long a server may keep a run to itself without renewing.
         silent_s: silence after which a run without an end counts as crashed.
         stalled_s: time without an attempt, heartbeats going on, after which a run counts as stalled.
+        keep: how long what is stored is kept, and how large the database may grow.
+        token_per_s, producer_per_s: batches a second that one token, and one process, may send to this server in the
+            long run; ten times as many at once.
         alerts: where findings are told.
         clock: Unix time in seconds.
     """
@@ -58,6 +77,9 @@ class Settings:
     lease_s: float = 15.0
     silent_s: float = 180.0
     stalled_s: float = 600.0
+    keep: Keep = field(default_factory=Keep)
+    token_per_s: float = 20_000.0
+    producer_per_s: float = 1_000.0
     alerts: AlertSettings = field(default_factory=AlertSettings)
     clock: Callable[[], float] = time.time
 

@@ -37,13 +37,14 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 
 def grant_of(request: Request, service: Service) -> Grant | None:
     """Who asks: by bearer token, else by the cookie of a browser's session."""
-    if (token := _bearer(request)) is not None:
+    if (token := bearer(request)) is not None:
         return service.auth.find(token, "token")
     cookie = request.cookies.get(COOKIE)
     return service.auth.find(cookie, "session") if cookie else None
 
 
-def _bearer(request: Request) -> str | None:
+def bearer(request: Request) -> str | None:
+    """The token that a request carries."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     return value.strip() if kind.lower() == "bearer" else None
 
@@ -54,7 +55,7 @@ def require(scope: Scope) -> Callable[[Request, Service], Grant]:
     def check(request: Request, service: ServiceOf) -> Grant:
         grant = grant_of(request, service)
         if grant is None:
-            told = _UNKNOWN if _bearer(request) else _NOBODY
+            told = _UNKNOWN if bearer(request) else _NOBODY
             raise Problem(401, told, headers={"WWW-Authenticate": "Bearer"})
         service.auth.used(grant, request.client.host if request.client else "")
         if not grant.scopes & {scope, "admin"}:

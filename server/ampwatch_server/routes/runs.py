@@ -13,6 +13,7 @@ from ampwatch_server.db import text
 from ampwatch_server.store import events as store_events
 from ampwatch_server.store import runs as store
 from ampwatch_server.store.findings import findings_of, mark_finding
+from ampwatch_server.store.removal import empty_run
 
 from .common import (
     MAX_INTEGER,
@@ -89,6 +90,7 @@ def delete_run(run: RunId, service: ServiceOf, grant: Admin) -> Response:
         store.delete_run(connection, run)
         service.auth.note(connection, grant.who, "delete", run)
 
+    empty_run(service.database, run)
     service.database.write(job)
     return Response(status_code=204)
 

@@ -15,7 +15,7 @@ from ampwatch_server import tables as t
 
 from .blob import jsonable
 from .cover import Where, read_points, read_rows, streams_of
-from .points import LABELS, select
+from .points import LABELS, PARTS, select
 from .processes import EVERYONE, Source, processes_of
 from .stats import inputs_of
 from .tail import Tail, TailReader
@@ -51,7 +51,7 @@ def read_series(
     for producer in processes_of(connection, run, source):
         tail = tails.read(connection, producer.id, "attempts")
         span = _span(producer, asked)
-        level, stride = stride_for("attempts", span[1] - span[0], asked.points)
+        level, stride = _stride(producer, "attempts", span, asked.points)
         for index in streams_of(connection, producer.id, "attempts", tail):
             if stream not in (None, index):
                 continue
@@ -92,16 +92,17 @@ def tensor_points(
     asked: Range,
     *,
     hist: bool = False,
+    only: Sequence[str] = PARTS,
 ) -> list[tuple[int, int, Table]]:
-    """Points of all tensors of a producer: (stream, stride, points) for each stream that has any."""
+    """Points of all tensors of a producer, with these parts: (stream, stride, points) for each stream with any."""
     needed = inputs_of(names) | ({"hist"} if hist else set())
     tail = tails.read(connection, producer.id, "tensors", needed)
     span = _span(producer, asked)
-    level, stride = stride_for("tensors", span[1] - span[0], asked.points)
+    level, stride = _stride(producer, "tensors", span, asked.points)
     found = []
     for index in streams_of(connection, producer.id, "tensors", tail):
         where = Where(producer.id, "tensors", index)
-        points = read_points(connection, where, span, level, stride, names, tail, hist=hist)
+        points = read_points(connection, where, span, level, stride, names, tail, hist=hist, only=only)
         if len(points["attempt"]):
             found.append((index, stride, points))
     return found
@@ -116,8 +117,9 @@ def labels_at(
     """
     tail = tails.read(connection, producer.id, "attempts")
     span = (int(attempts.min()), int(attempts.max()) + 1)
+    exact = span[1] - span[0] <= _EXACT and span[0] >= producer.attempts_from
     known = [
-        _labels(connection, Where(producer.id, "attempts", index), span, stride, tail)
+        _labels(connection, Where(producer.id, "attempts", index), span, 0 if exact else stride, tail)
         for index in streams_of(connection, producer.id, "attempts", tail)
     ]
     found = [table for table in known if table is not None]
@@ -133,9 +135,9 @@ def labels_at(
 def _labels(
     connection: Connection, where: Where, span: tuple[int, int], stride: int, tail: Tail
 ) -> Table | None:
-    if span[1] - span[0] <= _EXACT:
+    if stride == 0:
         return read_rows(connection, where, span, tail, LABELS)
-    level, _ = stride_for("attempts", stride, 1)
+    level, stride = stride_for("attempts", stride, 1, lowest=1)
     points = read_points(connection, where, span, level, stride, [], tail)
     return points if len(points["attempt"]) else None
 
@@ -163,6 +165,12 @@ def _span(producer: Row[Any], asked: Range) -> tuple[int, int]:
     if asked.last is not None:
         end = max(0, min(asked.last + 1 - begins, end))
     return min(max(0, asked.first - begins), end), end
+
+
+def _stride(producer: Row[Any], kind: str, span: tuple[int, int], points: int) -> tuple[int, int]:
+    """Level and stride for about so many points; what is gone by age is read from the level above."""
+    gone = span[0] < (producer.attempts_from if kind == "attempts" else producer.tensors_from)
+    return stride_for(kind, span[1] - span[0], points, lowest=1 if gone else 0)
 
 
 def _stream(

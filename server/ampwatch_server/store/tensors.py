@@ -61,7 +61,7 @@ def read_heatmap(
     """
     kind = STATS[stat]
     for producer in _candidates(connection, run, source):
-        found = tensor_points(connection, tails, producer, [stat], asked)
+        found = tensor_points(connection, tails, producer, [stat], asked, only=[kind.worst])
         if found:
             points = concat([points for _, _, points in found])
             stride = found[0][1]

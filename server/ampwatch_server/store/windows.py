@@ -45,9 +45,9 @@ def level_for(kind: str, stride: float) -> int:
     return level
 
 
-def stride_for(kind: str, attempts: int, points: int) -> tuple[int, int]:
-    """Level, and the attempts that each point shall cover, so that about `points` cover `attempts`."""
+def stride_for(kind: str, attempts: int, points: int, lowest: int = 0) -> tuple[int, int]:
+    """Level, at least `lowest`, and the attempts that each point shall cover, so that about `points` cover `attempts`."""
     wanted = max(1.0, attempts / max(1, points))
-    level = level_for(kind, wanted)
+    level = max(level_for(kind, wanted), lowest)
     unit = point_size(kind, level)
     return level, unit * max(1, round(wanted / unit))

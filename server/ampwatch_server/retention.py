@@ -1,0 +1,186 @@
+"""Retention: what is dropped by age, and when the database grows too large. On by default; says what it will do.
+
+Only runs that nobody has heard of for a while are touched, the longest silent first. Of them the rows of tensors go
+first, then those of attempts, and the levels above stay; events and the rest go last, with the whole run, and only
+where the database is too large.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from . import tables as t
+from .db import Database, used_bytes
+from .fold import add_missing_parts
+from .lease import Lease, LeaseLost
+from .settings import Keep, Settings
+from .store.removal import delete_where, empty_run, give_back
+from .store.windows import WINDOW
+from .writer import Unavailable
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 3600.0
+SILENT_S: Final = 3600.0  # what was heard of since is not touched, however large the database is
+_DAY_S: Final = 86400.0
+
+What = Literal["tensors", "attempts", "run"]
+_STAGES: Final[tuple[What, ...]] = ("tensors", "attempts", "run")
+_FROM: Final = {"tensors": t.producers.c.tensors_from, "attempts": t.producers.c.attempts_from}
+
+
+class Drop(NamedTuple):
+    """Something to be dropped: the rows of tensors or attempts of a run, or the whole of it, and why."""
+
+    run: str
+    what: What
+    why: Literal["age", "size"]
+
+
+class Retention:
+    """Drops what `settings.keep` does not keep, once an hour in a thread of its own, or when it is told to.
+
+    Arguments: database, settings.
+    """
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database, self._settings = database, settings
+        self._holder = uuid.uuid4().hex
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ampwatch-retention", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        log.info("%s", told(self._settings.keep))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the slice under way."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def due(self) -> list[Drop]:
+        """What would be dropped now."""
+        found = self._by_age()
+        with self._database.read() as connection:
+            excess = self._excess(connection)
+        return found + (
+            [d for d in self._by_size() if d._replace(why="age") not in found] if excess > 0 else []
+        )
+
+    def prune(self) -> list[Drop]:
+        """Drop what is due, and give its place on the disk back; answer what was dropped."""
+        done = [drop for drop in self._by_age() if self._perform(drop)]
+        for drop in self._by_size():
+            with self._database.read() as connection:
+                if self._excess(connection) <= 0:
+                    break
+            done += [drop] if self._perform(drop) else []
+        give_back(self._database)
+        return done
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                for drop in self.prune():
+                    log.info("run %s: dropped %s by %s", drop.run, drop.what, drop.why)
+            except Unavailable as error:
+                log.warning("retention is put off: %s", error)
+            except Exception:
+                log.exception("retention failed and will be tried again")
+            self._stop.wait(EVERY_S)
+
+    def _by_age(self) -> list[Drop]:
+        keep = self._settings.keep
+        days: dict[What, float | None] = {"tensors": keep.tensors_days, "attempts": keep.attempts_days}
+        return [
+            Drop(run, what, "age")
+            for what, limit in days.items()
+            if limit is not None
+            for run in self._having(what, max(limit * _DAY_S, SILENT_S))
+        ]
+
+    def _by_size(self) -> Iterator[Drop]:
+        if self._settings.keep.max_bytes is not None:
+            for what in _STAGES:
+                yield from (Drop(run, what, "size") for run in self._having(what, SILENT_S))
+
+    def _excess(self, connection: Connection) -> int:
+        limit = self._settings.keep.max_bytes
+        return 0 if limit is None else used_bytes(connection, limit) - limit
+
+    def _having(self, what: What, silent_s: float) -> list[str]:
+        """Runs that have been silent for so long and still have rows of a kind, the longest silent first."""
+        silent = t.runs.c.last_seen < self._settings.clock() - silent_s
+        query = sa.select(t.runs.c.run).where(silent).order_by(t.runs.c.last_seen, t.runs.c.run)
+        if what != "run":
+            has = sa.exists().where(t.producers.c.run == t.runs.c.run, _FROM[what] < _last_window())
+            query = query.where(has)
+        with self._database.read() as connection:
+            return list(connection.scalars(query))
+
+    def _perform(self, drop: Drop) -> bool:
+        """Drop it, unless a server works on the run or we are told to stop."""
+        lease = Lease(drop.run, self._holder, self._settings)
+        if self._stop.is_set() or not self._database.write(lease.acquire):
+            return False
+        try:
+            if drop.what == "run":
+                self._remove(lease)
+            else:
+                self._drop_rows(lease, drop.what)
+        except LeaseLost as lost:
+            log.info("%s", lost)
+            return False
+        self._database.write(lease.release)
+        return True
+
+    def _remove(self, lease: Lease) -> None:
+        empty_run(self._database, lease.run)
+        self._database.write(lambda c: c.execute(t.runs.delete().where(t.runs.c.run == lease.run)))
+
+    def _drop_rows(self, lease: Lease, kind: Literal["tensors", "attempts"]) -> None:
+        """The last window of each producer stays, so that what comes after a long sleep finds its place."""
+        query = sa.select(t.producers.c.id, _last_window().label("edge"))
+        with self._database.read() as connection:
+            producers = connection.execute(query.where(t.producers.c.run == lease.run)).all()
+        for producer in producers:
+            self._drop_of(lease, producer, kind)
+
+    def _drop_of(self, lease: Lease, producer: Row[Any], kind: Literal["tensors", "attempts"]) -> None:
+        row = t.chunks.c
+        gone = (row.producer == producer.id, row.kind == kind, row.level == 0, row.first < producer.edge)
+        add_missing_parts(self._database, lease, *gone)
+        delete_where(self._database, t.chunks, *gone)
+
+        def job(connection: Connection) -> None:
+            lease.assert_held(connection)
+            mine = t.producers.update().where(t.producers.c.id == producer.id)
+            connection.execute(mine.values({f"{kind}_from": producer.edge}))
+
+        self._database.write(job)
+
+
+def told(keep: Keep) -> str:
+    """What will be dropped and when, in a sentence."""
+    parts = [
+        f"rows of {what} {days:g} days after their run was last heard of"
+        for what, days in (("tensors", keep.tensors_days), ("attempts", keep.attempts_days))
+        if days is not None
+    ]
+    if keep.max_bytes is not None:
+        parts.append(f"above {keep.max_bytes / 2**30:g} GiB the same sooner, and whole runs last")
+    return f"retention drops {'; '.join(parts)}" if parts else "retention drops nothing"
+
+
+def _last_window() -> sa.ColumnElement[int]:
+    end = t.producers.c.end_attempt
+    return end - end % WINDOW
