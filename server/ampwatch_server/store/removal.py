@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -70,10 +70,8 @@ def give_back(database: Database) -> int:
 
 
 def _vacuum(connection: Connection, limit: int) -> int:
-    before = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
-    raw: Any = connection.connection.driver_connection
-    raw.execute(
-        f"PRAGMA incremental_vacuum({limit})"
-    ).fetchall()  # a page a step, and SQLAlchemy takes one only
-    after: int = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
-    return int(before) - after
+    free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    pages = min(int(free), limit)
+    for _ in range(pages):  # SQLite frees a page a step, and Python's driver takes one step
+        connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
+    return pages
