@@ -57,5 +57,5 @@ $(VENV)/.demo: pyproject.toml hatch_build.py $(wildcard ampwatch/stats/native/*)
 
 $(VENV)/.test: pyproject.toml $(VENV)/.demo
 	@echo "Installing what the tests need (once)" >&2
-	@$(PIP) install --editable '.[server,postgres]' --group test --group lint $(TORCH)
+	@$(PIP) install --editable '.[server,postgres]' --group test --group frameworks --group lint $(TORCH)
 	@touch $@

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ class Losses:
     def mean(self) -> Tensor | None:
         """Scalar, float64; NaN and inf as they come. None if no loss had a value."""
         return self._sum if self._sum is None or self._count == 1 else self._sum / self._count
+
+
+def loss_in(output: object) -> Tensor | None:
+    """The loss in what a model answers, as those of Transformers do: `output.loss` or `output["loss"]`, to be trained by."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.requires_grad else None
 
 
 def _mean(loss: Tensor, device: torch.device) -> Tensor:

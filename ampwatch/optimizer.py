@@ -12,6 +12,7 @@ with the device.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -26,7 +27,8 @@ from . import internals
 from .gradients import GradientList
 from .guard import guard
 from .inspection import Inspection
-from .losses import Losses
+from .losses import Losses, loss_in
+from .notices import warn
 from .opening import given_of, source_of
 from .outcome import Attempt, Unscaled
 from .probes import Probes
@@ -68,7 +70,8 @@ def watch_optimizer(
         optimizer = ampwatch.watch_optimizer(torch.optim.AdamW(model.parameters()), model=model)
 
     It trains to the same bits: hooks of the optimizer look at the gradients, and nothing of it is replaced. The loss
-    is known where a closure answers it, or where the loop gives it to `ampwatch.log(loss=…)`. What clips gradients
+    is known where a closure answers it, where the model does (`output.loss`, as those of Transformers), or where the
+    loop gives it to `ampwatch.log(loss=…)`. What clips gradients
     before the step has clipped those that are seen here. An optimizer that is watched already is left as it is; one
     that a watched scaler steps is recorded by that.
 
@@ -76,13 +79,17 @@ def watch_optimizer(
     Errors: SettingsError for a setting that cannot be used.
     Synchronisation: none.
     """
+    watched = _innermost(optimizer)
+    if watched is None:
+        warn("%s has no hooks for its steps, and is not watched", type(optimizer).__name__)
+        return optimizer
     given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
     source = source_of(settings, given, on_finding, recorder)
     with guard("optimizer.open"):
-        if not any(isinstance(hook, _BeforeStep) for hook in optimizer._optimizer_step_pre_hooks.values()):
+        if not any(isinstance(hook, _BeforeStep) for hook in watched._optimizer_step_pre_hooks.values()):
             sink = source()
             if not sink.finished:
-                optimizer.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
+                watched.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
     return optimizer
 
 
@@ -107,11 +114,10 @@ class _BeforeStep:
 class _Step:
     """A step that is under way."""
 
-    losses: Losses = field(default_factory=Losses)
-    lr: float | None = None
+    lr: float | None
+    device: torch.device
     unscaled: Unscaled | None = None  # once the gradients have been read …
     rows: list[Tensor] = field(default_factory=list)  # … and their statistics
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass
@@ -168,6 +174,9 @@ class StepWatch:
         self._step: _Step | None = None
         self._empty = 0  # steps in a row without a gradient
         self._window = _Window()
+        self._losses = Losses()  # of forward passes since the step before
+        if model is not None:
+            self._tripwires.on_forward(model, partial(_forwarded, weakref.ref(self)))
         close_with(self, self._probes, self._tripwires, self._sender.harvester)
 
     def before(
@@ -182,7 +191,7 @@ class StepWatch:
         if self._registry.owner_of(optimizer) is not None:  # a scaler's watch sees this step
             return None
         self._introduce(optimizer)
-        self._step = step = _Step(lr=first_lr(optimizer), device=_device_of(optimizer))
+        self._step = step = _Step(first_lr(optimizer), _device_of(optimizer))
         self.recorder.logbook.begin()
         closure = next((arg for arg in args[1:2] if callable(arg)), kwargs.get("closure"))
         if closure is None:
@@ -190,6 +199,12 @@ class StepWatch:
             return None
         watched = self._watched(step, optimizer, closure)
         return ((args[0], watched, *args[2:]), kwargs) if args[1:] else (args, kwargs | {"closure": watched})
+
+    def forwarded(self, output: object) -> None:
+        """The model has answered this; what comes of a closure that is evaluated again is left out."""
+        loss = loss_in(output)
+        if loss is not None and (self._step is None or self._step.unscaled is None):
+            self._losses.add([loss], loss.device)
 
     def stepped(self, optimizer: int) -> None:
         """The optimizer has stepped; of steps within one another the innermost counts."""
@@ -199,7 +214,7 @@ class StepWatch:
         try:
             self._send(step, step.unscaled)
         finally:
-            self._window = _Window()
+            self._window, self._losses = _Window(), Losses()
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter."""
@@ -222,8 +237,9 @@ class StepWatch:
             loss = closure(*args, **kwargs)
             if step.unscaled is None:
                 with guard("optimizer.closure", self.recorder.fault):
-                    step.losses.add(internals.tensors_in(loss), step.device)
                     self._read(step, optimizer)
+                    if not self._losses.is_known:
+                        self._losses.add(internals.tensors_in(loss), step.device)
             return loss
 
         return evaluated
@@ -259,7 +275,7 @@ class StepWatch:
     def _numbers_of(self, step: _Step) -> list[Tensor]:
         """In the order of `Attempt`: a scale of 1 that stays 1, and nothing skipped."""
         one, zero = (make((), dtype=torch.float64, device=step.device) for make in (torch.ones, torch.zeros))
-        loss = step.losses.mean()
+        loss = self._losses.mean()
         left = [self._window.residue] if self._window.residue is not None else []
         return [one, one, zero, zero if loss is None else loss, zero, *left, *step.rows]
 
@@ -273,8 +289,8 @@ class StepWatch:
             scaler=self._scaler,
             time=self._clock(),
             order=[f"step:{index}"],
-            losses=int(step.losses.is_known),
-            has_loss=step.losses.is_known,
+            losses=int(self._losses.is_known),
+            has_loss=self._losses.is_known,
             stepped=[index],
             found=[index],
             unscaled=[unscaled],
@@ -305,6 +321,22 @@ class StepWatch:
         if self._names is None:
             self._names = names_of(self.model)
         return self._names
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer | None:
+    """The optimizer in a wrapper that has no hooks of its own, as Accelerate's; None where there is none with hooks."""
+    inner: Any = optimizer
+    while not hasattr(inner, "_optimizer_step_pre_hooks"):
+        inner = getattr(inner, "optimizer", None)
+        if inner is None:
+            return None
+    return inner  # type: ignore[no-any-return]
+
+
+def _forwarded(watch: weakref.ref[StepWatch], *seen: object) -> None:
+    alive = watch()
+    if alive is not None:
+        alive.forwarded(seen[-1])
 
 
 def _device_of(optimizer: Optimizer) -> torch.device:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -63,6 +64,10 @@ class Tripwires:
             self._handles.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
             hook = Hook("scaler.accumulated", partial(_accumulated, self._watcher, index))
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def on_forward(self, model: nn.Module, see: Callable[..., None]) -> None:
+        """Show this every forward pass of a model, as a forward hook."""
+        self._handles.append(model.register_forward_hook(Hook("optimizer.forward", see)))
 
     def close(self) -> None:
         """Take every hook off."""
