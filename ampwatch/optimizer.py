@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import internals
+from .dispatch import Dispatch, close_with
 from .gradients import GradientList
 from .guard import guard
 from .inspection import Inspection
@@ -34,7 +35,6 @@ from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .registry import Name, Sink, first_lr, names_of, registry_of
 from .ring import Memory
-from .sending import Sender, close_with
 from .settings import Settings
 from .stats.choose import choose
 from .tripwires import Tripwires, residue_of
@@ -163,10 +163,10 @@ class StepWatch:
         self.producer = recorder.producer
         self._clock = clock
         self._registry = registry_of(recorder)
-        self._sender = Sender(recorder, self._registry, clock=clock, memory=memory)
+        self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
         self._probes = Probes(model, self._registry.tensor)
         self._tripwires = Tripwires(self)
-        self._inspection = Inspection(partial(self._sender.event, scaled=False), self._names_of_model)
+        self._inspection = Inspection(partial(self._dispatch.event, scaled=False), self._names_of_model)
         self._gradients = GradientList(self._registry, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._pass: Pass | None = None
@@ -177,7 +177,7 @@ class StepWatch:
         self._losses = Losses()  # of forward passes since the step before
         if model is not None:
             self._tripwires.on_forward(model, partial(_forwarded, weakref.ref(self)))
-        close_with(self, self._probes, self._tripwires, self._sender.harvester)
+        close_with(self, self._probes, self._tripwires, self._dispatch.harvester)
 
     def before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -248,7 +248,7 @@ class StepWatch:
         """Take the statistics of the gradients."""
         index = self._registry.optimizer(optimizer)
         gradients = self._gradients.of(optimizer, may_be_float16=True)
-        self._look_for_none(index, optimizer, len(gradients.parameters))
+        self._look_for_none(index, optimizer, gradients.with_grad)
         if gradients.parameters:
             self._tripwires.on_accumulation(index, gradients.parameters[0])
             self._probes.optimizer(index, gradients.parameters)
@@ -266,11 +266,11 @@ class StepWatch:
     def _send(self, step: _Step, unscaled: Unscaled) -> None:
         attempt = self._attempt(step, unscaled)
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
-        self._sender.seen(self._probes.collect(attempt.stream), step.device, attempt.attempt)
-        self._sender.attempt(attempt, self._numbers_of(step), step.device)
-        harvester = self._sender.harvester
+        self._dispatch.seen(self._probes.collect(attempt.stream), step.device, attempt.attempt)
+        self._dispatch.attempt(attempt, self._numbers_of(step), step.device)
+        harvester = self._dispatch.harvester
         seen = self._probes.follow(harvester.escalation, harvester.origins)
-        self._sender.seen(seen, step.device, attempt.attempt)
+        self._dispatch.seen(seen, step.device, attempt.attempt)
 
     def _numbers_of(self, step: _Step) -> list[Tensor]:
         """In the order of `Attempt`: a scale of 1 that stays 1, and nothing skipped."""
@@ -285,7 +285,7 @@ class StepWatch:
         index = unscaled.optimizer
         return Attempt(
             attempt=number,
-            stream=self._sender.stream,
+            stream=self._dispatch.stream,
             scaler=self._scaler,
             time=self._clock(),
             order=[f"step:{index}"],
@@ -309,9 +309,9 @@ class StepWatch:
             device = _device_of(optimizer).type
             self._pass = Pass(choose(self.recorder.settings.statistics, device), self.recorder)
             self._scaler = self._registry.new_scaler()
-            self._sender.stream = self._registry.stream(self._scaler, [index])
+            self._dispatch.stream = self._registry.stream(self._scaler, [index])
             self.recorder.describe(device=internals.name_of(device), statistics=self._pass.name)
-            self._sender.event("scaler", scaler=self._scaler, **internals.describe_none(device))
+            self._dispatch.event("scaler", scaler=self._scaler, **internals.describe_none(device))
             self._inspection.meet(index, optimizer, ())
             self._tripwires.on_step(index, optimizer)
         self._inspection.step(index, optimizer)

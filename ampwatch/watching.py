@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import coalescing, internals
+from .dispatch import Dispatch, close_with
 from .fused_step import STEPS, FusedStep
 from .gradients import GradientList, Gradients
 from .guard import guard
@@ -33,7 +34,6 @@ from .probes import Probes
 from .protocol import Call, CallFault, Protocol
 from .registry import Name, Sink, dtype_name, first_lr, names_of, registry_of
 from .ring import Memory
-from .sending import Sender, close_with
 from .stats.choose import choose
 from .tripwires import Tripwires, residue_of
 from .unscaling import Pass
@@ -92,12 +92,12 @@ class Watch(Unwatched):
         self._clock, self._asked = clock, asked
         self._pass = Pass(choose(recorder.settings.statistics, device), recorder)
         self._registry = registry_of(recorder)
-        self._sender = Sender(recorder, self._registry, clock=clock, memory=memory)
-        self._harvester = self._sender.harvester
+        self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
+        self._harvester = self._dispatch.harvester
         self._protocol = Protocol()
         self._probes = Probes(model, self._registry.tensor)
         self._tripwires = Tripwires(self)
-        self._inspection = Inspection(self._sender.event, self._names_of_model)
+        self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
         self._dtypes: set[torch.dtype] = set()
@@ -187,7 +187,7 @@ class Watch(Unwatched):
         if not self._is_captured:
             self._is_captured = True
             with guard("scaler.captured", self.recorder.fault):
-                self._sender.event("captured")
+                self._dispatch.event("captured")
 
     def _around(self, where: str, before: Callable[[], Any], after: Callable[[Any, bool], None]) -> Span:
         return Around(f"scaler.{where}", self.recorder.fault, before, after)
@@ -225,13 +225,13 @@ class Watch(Unwatched):
         """A disabled scaler does nothing after this: say so, and which autocast it stands beside."""
         self._introduce(scaler)
         if losses:
-            self._sender.seen(self._probes.collect(), losses[0].device, -1)
+            self._dispatch.seen(self._probes.collect(), losses[0].device, -1)
             self._harvester.advance()
 
     def _note_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in self._dtypes:
             self._dtypes.add(dtype)
-            self._sender.event("loss_dtype", dtype=dtype_name(dtype))
+            self._dispatch.event("loss_dtype", dtype=dtype_name(dtype))
 
     def _announce_unscale(self, scaler: Scaler, optimizer: Optimizer) -> Call:
         return self._protocol.unscale(self._seen(scaler, optimizer))
@@ -332,10 +332,10 @@ class Watch(Unwatched):
         attempt = self._attempt(scaler, noted)
         device = internals.scale_of(scaler).device
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
-        self._sender.seen(self._probes.collect(attempt.stream), device, attempt.attempt)
-        self._sender.attempt(attempt, self._numbers_of(scaler, noted), device)
+        self._dispatch.seen(self._probes.collect(attempt.stream), device, attempt.attempt)
+        self._dispatch.attempt(attempt, self._numbers_of(scaler, noted), device)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
-        self._sender.seen(seen, device, attempt.attempt)
+        self._dispatch.seen(seen, device, attempt.attempt)
 
     def _numbers_of(self, scaler: Scaler, noted: _Update) -> list[Tensor]:
         """In the order of `Attempt`."""
@@ -357,11 +357,11 @@ class Watch(Unwatched):
         self._registry.coming_attempt = number + 1
         found = list(noted.found_inf)
         # A manual update between two attempts belongs to the stream before it.
-        if found or self._sender.stream < 0:
-            self._sender.stream = self._registry.stream(self._introduce(scaler), found)
+        if found or self._dispatch.stream < 0:
+            self._dispatch.stream = self._registry.stream(self._introduce(scaler), found)
         return Attempt(
             attempt=number,
-            stream=self._sender.stream,
+            stream=self._dispatch.stream,
             scaler=self._scaler,
             time=self._clock(),
             order=noted.order,
@@ -385,14 +385,14 @@ class Watch(Unwatched):
     def _restored(self, state: dict[str, Any], before: float | None, raised: bool) -> None:
         if before is not None and not raised:
             self._harvester.scale = float(state["scale"])
-            self._sender.event("restored", scale=before, scale_after=self._harvester.scale)
+            self._dispatch.event("restored", scale=before, scale_after=self._harvester.scale)
 
     def _introduce(self, scaler: Scaler, replaces: int | None = None) -> int:
         """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""
         if self._scaler < 0:
             self._scaler = self._registry.new_scaler()
             self.recorder.describe(device=internals.device_name(scaler), statistics=self._pass.name)
-            self._sender.event(
+            self._dispatch.event(
                 "scaler",
                 scaler=self._scaler,
                 asked=self._asked,
@@ -409,7 +409,7 @@ class Watch(Unwatched):
 
     def _tell(self, faults: Iterable[CallFault]) -> None:
         for fault in faults:
-            self._sender.event(
+            self._dispatch.event(
                 "call_fault",
                 fault=fault.fault,
                 optimizer=fault.optimizer,

@@ -770,4 +770,4 @@ def test_scale_unscale_and_update_never_wait_for_a_cuda_device(recorder):
             scaler.update()
         with pytest.raises(DataDependentOutputException):
             scaler.get_scale()
-    assert len(vars(scaler)["_ampwatch"]._sender._ring) == 3
+    assert len(vars(scaler)["_ampwatch"]._dispatch._ring) == 3

@@ -31,7 +31,7 @@ def close_with(watch: object, *parts: Closable) -> None:
     weakref.finalize(watch, _close, parts).atexit = False
 
 
-class Sender:
+class Dispatch:
     """Sends for one watch, and says what was lost where the device does not keep pace. Nothing here synchronises.
 
     Arguments:
