@@ -1,6 +1,7 @@
 # make demo  watch three float16 training runs diagnosed in the browser
 # make test   the whole test suite
-# Both do all of their own set-up in .venv; running them again is quick.
+# make soak   tests that take many minutes
+# All do all of their own set-up in .venv; running them again is quick.
 
 PYTHON ?= python3
 # The release that the tests pin. On Linux, PyPI's build of it brings CUDA; where no wheel for the CPU is at hand,
@@ -11,16 +12,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint format types wheel picture clean
+.PHONY: help demo test soak lint format types wheel picture clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -3
+	@sed -n 's/^# //p' Makefile | head -4
 
 demo: $(VENV)/.demo
 	@$(BIN)/ampwatch demo $(ARGS)
 
 test: $(VENV)/.test
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+# The tests that take long: a job and its server are killed 50 times each (docs/reliability.md).
+soak: $(VENV)/.test
+	@AMPWATCH_CHAOS_KILLS=50 $(BIN)/python -m pytest tests/chaos --durations=5 $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

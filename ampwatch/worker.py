@@ -188,7 +188,8 @@ class Worker:
             yield from self._pack_table("tensors", harvest.tensors)
 
     def _heartbeat(self) -> list[Event]:
-        is_due = self._clock() - self._last_batch >= HEARTBEAT_S
+        since_s = self._clock() - self._last_batch
+        is_due = not 0 <= since_s < HEARTBEAT_S  # a clock may step back
         return [Event("heartbeat", self._clock())] if is_due else []
 
     def _description(self) -> Iterator[Event]:
