@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from . import identity
 from .guard import guard
 from .logbook import Logbook
+from .node import RANKS_THAT_SEND, Node, local_rank
 from .settings import Settings
 from .worker import Harvest, Source, Worker
 
@@ -60,6 +61,7 @@ class Recorder:
         _alive.add(self)
 
     def _begin_producer(self) -> None:
+        self._pid = os.getpid()
         self.producer = identity.new_producer()
         self._attempts = itertools.count()
         self._sources: list[Source] = []
@@ -117,6 +119,7 @@ class Recorder:
 
         Waits for the last flush, the disk and the server, up to `worker.FINISH_S`. Safe to call again.
         """
+        self._check_process()
         with self._lock:
             worker, self._worker = self._worker, None
             self.finished = True
@@ -124,6 +127,7 @@ class Recorder:
             worker.finish(reason)
 
     def _started(self) -> Worker | None:
+        self._check_process()
         if self._worker is None and not self.finished:
             with guard("recorder.start"), self._lock:
                 if self._worker is None and not self.finished:
@@ -138,12 +142,29 @@ class Recorder:
             rank=self.rank,
             sources=self._sources,
             describe=lambda: identity.description(self.settings, self._world_size) | self._description,
+            node=self._join_node(),
             listeners=self._listeners,
             clock=self._clock,
             http=self._http,
         )
         worker.start()
         return worker
+
+    def _join_node(self) -> Node | None:
+        """The processes of this machine, in a job of so many that one of them should send for all."""
+        place = local_rank()
+        if self.settings.server is None or self._world_size <= RANKS_THAT_SEND or place is None:
+            return None
+        with guard("recorder.node", then="each process sends for itself"):
+            folder = self.settings.dir / self.run / self.producer
+            return Node(self.run, self.producer, folder, is_sender=place == 0)
+        return None
+
+    def _check_process(self) -> None:
+        """A child that a library forked, without Python's hooks, records nothing: no thread can be started there."""
+        if self._pid != os.getpid():
+            self._forked()
+            self.finished = True
 
     def _forked(self) -> None:
         """In a forked child: the parent's thread, its queue and its sources stay the parent's.

@@ -49,6 +49,7 @@ class Transport:
             not fit into the queue.
         cuts: how batches are cut that are too large.
         refused: told on the thread of each batch that was refused for good.
+        warned: what has been warned of already; kept up to date.
         http: transport of httpx in place of the network.
         first_retry_s, barred_retry_s: wait before the first retry, and where a person must do something first.
         queue_bytes: bound of the bodies that wait in memory.
@@ -63,6 +64,7 @@ class Transport:
         reread: Callable[[], Iterable[Batch]] | None = None,
         cuts: Cuts | None = None,
         refused: Callable[[Batch, Answer], object] | None = None,
+        warned: set[str] | None = None,
         http: httpx.BaseTransport | None = None,
         first_retry_s: float = FIRST_RETRY_S,
         barred_retry_s: float = BARRED_RETRY_S,
@@ -81,7 +83,7 @@ class Transport:
         self._hurry = False  # close() is waiting: no pauses between bursts
         self._closed = False
         self._is_hopeless = False  # a try at the end has shown that close() waits in vain
-        self._warned: set[str] = set()
+        self.warned: set[str] = set() if warned is None else warned
         self._thread: threading.Thread | None = None
         self.delivered = 0
         self.rejected = 0
@@ -89,11 +91,6 @@ class Transport:
         self.refusal = answers.why_not(server)
         if self.refusal:
             warn("%s. Training goes on, nothing is sent", self.refusal)
-
-    @property
-    def has_warned(self) -> bool:
-        """Whether it has been said already that something is wrong."""
-        return bool(self._warned)
 
     @property
     def answered_seq(self) -> int:
@@ -119,6 +116,13 @@ class Transport:
             self._wake.notify_all()
         self._start()
         return fits
+
+    def catch_up(self, last_seq: int) -> None:
+        """Send what the spool holds up to this number, as if it had not fitted into the queue."""
+        with self._wake:
+            self._behind = (0, last_seq)
+            self._wake.notify_all()
+        self._start()
 
     def close(self, timeout_s: float) -> bool:
         """Send what is queued, for at most `timeout_s`, and stop; True if everything was answered.
@@ -257,7 +261,7 @@ class Transport:
                 self._wake.wait_for(lambda: self._closed, min(seconds, self._first_retry_s))
 
     def _warn(self, answer: Answer) -> None:
-        if answer.about not in self._warned:
-            self._warned.add(answer.about)
+        if answer.about not in self.warned:
+            self.warned.add(answer.about)
             stop = "" if answer.warning.endswith("?") else "."
             warn("%s%s %s", answer.warning, stop, self._meanwhile())

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from .cuts import Cuts
 from .guard import failures, guard
 from .joblog import JobLog, Place
 from .keeper import Keeper
+from .node import Node
 from .notices import warn
 from .records import Batch, Event, Table
 from .settings import Settings
@@ -34,6 +36,7 @@ BATCH_BYTES: Final = 512 << 10  # below what proxies take by default, which is 1
 HEARTBEAT_S: Final = 10.0
 FINISH_S: Final = 15.0
 SEND_AT_FINISH_S: Final = 4.0
+SHARE_S: Final = 0.05
 MAX_PENDING_EVENTS: Final = 1 << 16
 
 
@@ -78,6 +81,7 @@ class Worker:
         rank: int,
         sources: list[Source],
         describe: Callable[[], dict[str, Any]],
+        node: Node | None = None,
         listeners: Sequence[Callable[[Finding], object]] = (),
         clock: Callable[[], float] = time.time,
         http: httpx.BaseTransport | None = None,
@@ -94,8 +98,11 @@ class Worker:
         self._reason = ""
         self._keeper = Keeper(settings, run, producer, lambda what: warn("%s. %s", what, self._meanwhile()))
         self._tail = Tail(self._keeper.folder)
+        self._last_seq = -1
         self._refused: deque[tuple[Batch, Answer]] = deque()
-        self._transport = self._make_transport(http)
+        self._http, self._node = http, node
+        self._transport = self._make_transport() if node is None or node.is_sender else None
+        self._others = self._make_transport_of_others() if node is not None and node.is_sender else None
         self._joblog = JobLog(rank == 0 and not settings.quiet, listeners)
         self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
 
@@ -143,6 +150,7 @@ class Worker:
     def _flush(self, final: bool = False) -> None:
         with guard("recorder.flush", self._fault):
             self._take_refused()
+            self._share()
             harvests = self._harvest(final)
             events = [
                 *self._description(),
@@ -164,6 +172,7 @@ class Worker:
         mourned = [tombstones.event(each, self._clock()) for each in told]
         batches = list(self._pack(run_length.coded([*events, *mourned]), harvests))
         self._last_batch = self._clock()
+        self._last_seq = max(batch.seq for batch in batches)
         lost = self._deliver(batches)
         if any(batch.kind == "events" for batch in lost):
             self._keeper.lost.add(told)
@@ -230,6 +239,31 @@ class Worker:
         is_queued = self._transport is not None and self._transport.submit(batch, is_spooled=is_spooled)
         return is_queued or is_spooled
 
+    def _share(self) -> None:
+        """Send what the others of this machine record; or for ourselves, where nobody does it for us."""
+        if self._node is None:
+            return
+        if self._others is not None:
+            self._node.forward(partial(self._others.submit, is_spooled=False))
+        elif self._transport is None and not (self._node.is_served and self._keeper.is_writing):
+            self._transport = self._make_transport()
+            if self._transport is not None:
+                self._transport.catch_up(self._last_seq)
+
+    def _part_from_others(self) -> None:
+        """Wait a bounded time for what the other processes of this machine still write."""
+        if self._node is None:
+            return
+        deadline = time.monotonic() + SEND_AT_FINISH_S
+        if self._others is not None:
+            while time.monotonic() < deadline:
+                self._node.forward(partial(self._others.submit, is_spooled=False))
+                if self._node.is_alone:
+                    break
+                time.sleep(SHARE_S)
+            self._others.close(max(0.0, deadline - time.monotonic()))
+        self._node.leave()
+
     def _take_refused(self) -> None:
         while self._refused:
             batch, answer = self._refused.popleft()
@@ -245,12 +279,14 @@ class Worker:
         with guard("recorder.close_spool"):
             self._keeper.close()
         is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)
+        with guard("recorder.node"):
+            self._part_from_others()
         is_told = self._joblog.say_verdict(self._place(is_sent))
-        if self._transport is not None and not (is_sent or is_told or self._transport.has_warned):
+        if self._transport is not None and not (is_sent or is_told or self._transport.warned):
             kept = "kept in part" if self._keeper.part else f"kept in {self._settings.dir}"
             warn("the server did not take the last records within %g s; they are %s", SEND_AT_FINISH_S, kept)
 
-    def _make_transport(self, http: httpx.BaseTransport | None) -> Transport | None:
+    def _make_transport(self) -> Transport | None:
         settings = self._settings
         if not settings.server:
             return None
@@ -261,9 +297,22 @@ class Worker:
             reread=self._tail.read,
             cuts=Cuts(self._keeper.folder, lambda: next(self._seq)),
             refused=lambda batch, answer: self._refused.append((batch, answer)),
-            http=http,
+            http=self._http,
         )
         return None if made.refusal else made
+
+    def _make_transport_of_others(self) -> Transport | None:
+        """One that cuts nothing, as numbers are their producers' to give, and warns of nothing that was told."""
+        settings = self._settings
+        if self._transport is None:
+            return None
+        return Transport(
+            settings.server or "",
+            settings.token,
+            meanwhile=self._meanwhile,
+            http=self._http,
+            warned=self._transport.warned,
+        )
 
     def _meanwhile(self) -> str:
         if not self._keeper.part:

@@ -45,7 +45,7 @@ class Process:
 
     def until_ready(self) -> Process:
         """Wait for the word."""
-        assert settled(lambda: "ready" in self.lines() or not self.is_alive, True, 60)
+        assert settled(lambda: "ready" in self.lines() or not self.is_alive, True, 300)
         assert "ready" in self.lines(), self.lines()
         return self
 
@@ -57,7 +57,7 @@ class Process:
 
     def join(self) -> list[str]:
         """What it has written by its end."""
-        assert settled(lambda: self.is_alive, False, 120) is False
+        assert settled(lambda: self.is_alive, False, 300) is False
         return self.lines()
 
 
@@ -159,7 +159,7 @@ def stored(database: Path) -> set[tuple[str, int, str]]:
         connection.close()
 
 
-def settled(ask, wanted, timeout_s=20.0):
+def settled(ask, wanted, timeout_s=60.0):
     """What `ask` answers once that is what is wanted, or else in the end."""
     deadline = time.monotonic() + timeout_s
     while (answer := ask()) != wanted and time.monotonic() < deadline:
