@@ -23,6 +23,7 @@ RANKS_THAT_SEND: Final = 64  # a job of no more: each rank for itself
 FRESH_S: Final = 60.0
 _LOCAL_RANK: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _SENDER: Final = "sender"
+_LEFT: Final = ".left"
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int | None:
@@ -74,15 +75,14 @@ class Node:
     def forward(self, submit: Callable[[Batch], bool]) -> bool:
         """Hand on what the other processes have written; False where not all was taken, and is offered again."""
         self._mark.touch()
-        there = {mark.name for mark in self._place.iterdir() if mark.name != _SENDER}
-        for name in there - self._tails.keys():
-            with contextlib.suppress(FileNotFoundError):
-                self._tails[name] = Tail(Path((self._place / name).read_text()))
-        for name, tail in list(self._tails.items()):
-            if not self._forward(tail, submit):
-                return False
-            if name not in there:  # it had left before what it had written was read
-                del self._tails[name]
+        for mark in [mark for mark in self._place.iterdir() if mark.name != _SENDER]:
+            with contextlib.suppress(FileNotFoundError):  # it is leaving
+                tail = self._tails.setdefault(mark.stem, Tail(Path(mark.read_text())))
+                if not self._forward(tail, submit):
+                    return False
+                if mark.suffix == _LEFT:
+                    mark.unlink()
+                    del self._tails[mark.stem]
         return True
 
     @property
@@ -91,7 +91,10 @@ class Node:
         return not self._tails and self._held is None
 
     def leave(self) -> None:
-        """Say that nothing more comes from here."""
+        """Say that nothing more comes from here; the sender reads what is left."""
+        if not self.is_sender and (self._place / _SENDER).exists():
+            self._mark.rename(self._mark.with_suffix(_LEFT))
+            return
         self._mark.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # others are still there
             self._place.rmdir()
