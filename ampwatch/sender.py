@@ -98,6 +98,10 @@ class Sender:
             refusal = refusal or (answer if answer.outcome == "refused" else None)
         return refusal or answer
 
+    def knock(self) -> Answer:
+        """Post a body in which nothing is: "refused" is what a server answers that is there and takes the token."""
+        return self._post(b"", ENCODINGS[1])
+
     def _send_whole(self, batch: Batch) -> Answer:
         """Post a batch in the first encoding, from the one kept on, that the server can read."""
         data = records.to_bytes(batch)

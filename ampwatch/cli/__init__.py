@@ -12,6 +12,7 @@ from ampwatch.errors import AmpwatchError
 from .db import db_app
 from .demo import demo
 from .diagnose import diagnose
+from .doctor import doctor
 from .export import export, report
 from .replay import replay
 from .runs import runs
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Are the gradients of your mixed-precision training healthy, and if not, why?",
 )
-for command in (demo, serve, runs, diagnose, replay, export, report, sync):
+for command in (demo, serve, runs, diagnose, replay, export, report, sync, doctor):
     app.command()(command)
 app.add_typer(token_app)
 app.add_typer(db_app)

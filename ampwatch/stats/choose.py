@@ -55,13 +55,31 @@ def choose(name: str = AUTO, device: str = "cpu") -> Statistics:
         device: type of the scaler's device.
     Errors: SettingsError for a name that is none of `IMPLEMENTATIONS`.
     """
+    choice = weigh(name, device)
+    if not choice.as_asked:
+        _warn_once(name, choice.why)
+    return load(choice.name)
+
+
+class Choice(NamedTuple):
+    """The name of an implementation, why it is that one, and whether it is what was asked for."""
+
+    name: str
+    why: str
+    as_asked: bool = True
+
+
+def weigh(name: str = AUTO, device: str = "cpu") -> Choice:
+    """What `choose` would pick, without loading it. Arguments and errors as there."""
     check(name)
-    if name == AUTO:
-        return _load("cpu" if _obstacle("cpu", device) is None else REFERENCE)
-    obstacle = _obstacle(name, device)
-    if obstacle is not None:
-        _warn_once(name, obstacle)
-    return _load(name if obstacle is None else REFERENCE)
+    obstacle = _obstacle("cpu" if name == AUTO else name, device)
+    if name != AUTO:
+        return Choice(name, "it was asked for") if obstacle is None else Choice(REFERENCE, obstacle, False)
+    if obstacle is None:
+        return Choice("cpu", "auto takes the compiled pass, which was built")
+    if device == "cuda":
+        obstacle = "the Triton kernel has not run on a GPU yet, AMPWATCH_STATS=triton opts in"
+    return Choice(REFERENCE, f"auto takes it, as {obstacle}")
 
 
 def _obstacle(name: str, device: str) -> str | None:
@@ -87,7 +105,8 @@ def _warn_once(name: str, obstacle: str) -> None:
 
 
 @cache
-def _load(name: str) -> Statistics:
+def load(name: str) -> Statistics:
+    """An implementation by its name, which is logged the first time."""
     from . import cpu, fused, reference  # torch is loaded only where statistics are taken
 
     _log.info("statistics pass: %s", name)

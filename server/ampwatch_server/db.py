@@ -22,8 +22,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ampwatch.errors import AmpwatchError, MissingExtra
+from ampwatch.filesystems import network_mount
 
-from .filesystems import network_mount
 from .tables import metadata
 from .writer import Writer, told_when_unavailable
 

@@ -19,7 +19,7 @@ from .recorded import MemoryRecorder
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet():
-    choosing._load.cache_clear()
+    choosing.load.cache_clear()
     choosing._warn_once.cache_clear()
 
 

@@ -18,7 +18,7 @@ ALLOWED = {
     ("ampwatch_server", "ampwatch_dashboard"),
     *(
         ("ampwatch_server", f"ampwatch.{part}")
-        for part in ("records", "spool", "diagnosis", "replay", "errors", "settings")
+        for part in ("records", "spool", "diagnosis", "replay", "errors", "settings", "filesystems")
     ),
     ("ampwatch_server", "ampwatch.stats.layout"),
 }

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ampwatch.errors import AmpwatchError
+from ampwatch.filesystems import Mount, network_mount
 from ampwatch_server import db
 from ampwatch_server.db import Database
-from ampwatch_server.filesystems import Mount, network_mount
 from ampwatch_server.settings import database_url
 
 
