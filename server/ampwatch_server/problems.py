@@ -118,4 +118,5 @@ def _on_http(_: Request, error: Exception) -> Response:
 def _on_parameter(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return problem(422, first["msg"], field=".".join(str(part) for part in first["loc"][1:]) or "body")
+    place = [] if first["type"] == "json_invalid" else first["loc"][1:]
+    return problem(422, first["msg"], field=".".join(map(str, place)) or "body")

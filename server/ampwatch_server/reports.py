@@ -20,7 +20,9 @@ from .store.marks import MARKED, MARKS, list_marks
 from .store.processes import begins_of
 from .store.series import Range
 
-_INTRODUCING: Final = frozenset({"tensors", "origin", "heartbeat", "backward_order"})
+_INTRODUCING: Final = frozenset(
+    {"tensors", "origin", "heartbeat", "backward_order", "run", "scaler", "stream", "optimizers"}
+)
 _EVENTS: Final = 200
 _ROWS: Final = 40
 _STATS: Final = {"lost_share": "Underflow", "nonfinite": "inf and NaN"}

@@ -27,7 +27,7 @@ QUIET = (
     "--disable-sync",
     "--no-first-run",
 )
-PATIENCE_MS = 20_000  # two cores, shared
+PATIENCE_MS = 60_000  # two cores, shared
 
 # Runs in the page before its own scripts: what the policy blocked, for `Watch` to read.
 NOTE_VIOLATIONS = """

@@ -174,6 +174,9 @@ def test_nan_in_every_field_reaches_every_endpoint(database: str, connect) -> No
                 for stat in ("lost_share", "norm", "headroom_log2", "nonfinite")
             ),
             "/v1/runs/r/findings",
+            "/v1/compare?runs=r&names=loss,log.x",
+            "/v1/compare/figure?runs=r",
+            *(f"/v1/runs/r/export?format=json&kind={kind}" for kind in ("attempts", "tensors", "events")),
             "/v1/runs/r/figures/timeline",
             "/v1/runs/r/figures/heatmap",
             "/v1/runs/r/figures/histogram?tensor=0",
@@ -181,5 +184,6 @@ def test_nan_in_every_field_reaches_every_endpoint(database: str, connect) -> No
             answer = client.get(path)
             assert answer.status_code == 200, (path, answer.text)
             json.loads(answer.content, parse_constant=pytest.fail)
+        assert client.get("/v1/runs/r/report").status_code == 200
         found = client.get("/v1/runs/r/series?names=loss").json()["streams"][0]
         assert found["time"] == found["series"]["loss"]["mean"] == ["NaN", "Infinity", "-Infinity", None]

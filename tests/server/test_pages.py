@@ -9,7 +9,7 @@ import pytest
 from ampwatch_server.serve import Running, running
 
 
-@pytest.mark.parametrize("path", ["/", "/run/any", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/run/any", "/compare", "/settings", "/docs"])
 def test_every_file_a_page_asks_for_is_there_and_relative(
     server: Running, client: httpx.Client, path: str
 ) -> None:

@@ -21,12 +21,11 @@ export function url(path, query = {}) {
 
 export const get = (path, query) => ask(url(path, query), { headers: { Accept: "application/json" } });
 
-export const post = (path, body, query) =>
-  ask(url(path, query), {
-    method: "POST",
-    headers: { Accept: "application/json", "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-  });
+/** Change something: "PATCH", "POST" or "DELETE". Answers what the server does, null where that is nothing. */
+export function send(method, path, body, query) {
+  const content = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  return ask(url(path, query), { method, ...content });
+}
 
 async function ask(target, options) {
   let response;
@@ -35,6 +34,7 @@ async function ask(target, options) {
   } catch {
     throw new Problem(0, "The server does not answer", "Is it still running? This page tries again by itself.");
   }
+  if (response.status === 204) return null;
   const body = await response.json().catch(() => null);
   if (response.ok && body !== null) return body;
   if (response.status === 401) {

@@ -2,7 +2,7 @@
 
 import { codeBlock } from "./code.js";
 import { byId, h, render } from "./dom.js";
-import { count, moment } from "./format.js";
+import { ago, count, dateTime, moment } from "./format.js";
 import { icon } from "./icons.js";
 import { prose } from "./math.js";
 import { place } from "./places.js";
@@ -12,18 +12,22 @@ import { notice } from "./shell.js";
 const SEVERITY = { fatal: "Fatal", error: "Error", warning: "Warning", info: "Info" };
 const STATE = { open: "still going on", recovered: "recovered", explained: "explained", acknowledged: "acknowledged" };
 
-/** Show the list; `go(patch)` moves the view to a moment. */
-export function showFindings(findings, verdict, chosen, go) {
+/** Show the list, muted ones last; `go(patch)` moves the view to a moment, `mark(key, mark)` is for what people say of one. */
+export function showFindings(findings, verdict, chosen, { go, mark }) {
   const list = byId("findings-list");
   const open = new Map([...list.querySelectorAll("details[data-key]")].map((element) => [element.dataset.key, element.open]));
   byId("findings-count").textContent = findings.length ? count(findings.length) : "";
+  const unfolded = (finding) => open.get(finding.key) ?? (finding.severity !== "info" && !finding.mark);
+  const inOrder = [...findings.filter(heard), ...findings.filter((finding) => !heard(finding))];
   render(list, [findings, verdict], () =>
-    findings.length ? findings.map((finding) => card(finding, verdict, open.get(finding.key) ?? finding.severity !== "info", go)) : none(verdict),
+    findings.length ? inOrder.map((finding) => card(finding, verdict, unfolded(finding), { go, mark })) : none(verdict),
   );
   for (const element of list.querySelectorAll("[data-key]")) {
     element.toggleAttribute("data-chosen", element.dataset.key === chosen);
   }
 }
+
+const heard = (finding) => finding.mark !== "muted";
 
 const none = (verdict) =>
   verdict.word === "no data"
@@ -31,22 +35,32 @@ const none = (verdict) =>
     : notice("Nothing was found", "A healthy run is silent.");
 
 /** The finding that is the verdict does not say its sentence again below it: its place stands there instead. */
-function card(finding, verdict, open, go) {
+function card(finding, verdict, open, { go, mark }) {
   const said = finding.headline === verdict.sentence;
   return h(
     "details",
-    { class: "finding", "data-severity": finding.severity, "data-key": finding.key, open },
+    { class: "finding", "data-severity": finding.severity, "data-key": finding.key, "data-mark": finding.mark, open },
     h(
       "summary",
       {},
-      h("span", { class: "finding-kind" }, icon(finding.severity), SEVERITY[finding.severity], " · ", words(finding.kind)),
+      h("span", { class: "finding-kind" }, icon(finding.severity), SEVERITY[finding.severity], " · ", words(finding.kind), finding.mark && h("span", { class: "tag" }, finding.mark)),
       said ? where(finding) && h("h3", {}, h("code", {}, where(finding))) : h("h3", {}, prose(finding.headline)),
     ),
     h("p", { class: "muted small" }, about(finding, said)),
     momentLink({ finding: finding.key, at: null }, span(finding), "Show on the timeline: ", go),
     finding.evidence.length > 0 && [h("h4", {}, "Evidence"), h("ul", { class: "evidence" }, finding.evidence.map((e) => evidence(e, finding, go)))],
     finding.advice.length > 0 && [h("h4", {}, "What to do"), h("ol", { class: "advice" }, finding.advice.map(advice))],
+    h("div", { class: "marks" }, marks(finding, mark)),
   );
+}
+
+function marks(finding, mark) {
+  const button = (text, value, title) => h("button", { class: "button quiet", type: "button", title, onclick: () => mark(finding.key, value) }, text);
+  if (finding.mark) return [h("span", { class: "muted small", title: dateTime(finding.marked_at) }, `${finding.mark} by ${finding.marked_by}, ${ago(finding.marked_at)}`), button("Undo", null, "Take the mark away")];
+  return [
+    button("Acknowledge", "acknowledged", "Someone knows: no alert is sent of it"),
+    button("Mute", "muted", "No alert is sent of it, nor of others of its kind in this run; it moves to the end"),
+  ];
 }
 
 const words = (kind) => kind.replaceAll("_", " ");

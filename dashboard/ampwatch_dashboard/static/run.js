@@ -1,13 +1,13 @@
 // The page of one run: loads it, follows it, and keeps the view in the address.
 
-import { get, ROOT, runPath } from "./api.js";
+import { get, ROOT, runPath, send, url } from "./api.js";
 import { byId, h, render } from "./dom.js";
 import { loadEvents, setUpEvents } from "./events.js";
 import { showFindings } from "./findings.js";
 import { follow, throttle } from "./live.js";
 import { place, setProcesses } from "./places.js";
 import { plotly } from "./plot.js";
-import { notice, problemNotice, setUpTheme } from "./shell.js";
+import { notice, problemNotice, setUpTheme, theme } from "./shell.js";
 import { read, write } from "./state.js";
 import { showSummary } from "./summary.js";
 import { drawHeatmap, drawHistogram, loadTensors, saveTensors, showRowsButton } from "./tensors.js";
@@ -17,6 +17,7 @@ const REFRESH_MS = 2000;
 const ZOOM_MS = 150;
 const BESIDE_MOMENT = 40; // attempts shown on either side of a single moment
 const DEFAULT_STATS = { fatal: "nonfinite", error: "nonfinite" }; // by the severity of the verdict
+const MANY_RANKS = 8;
 const STATS = [...byId("stat").options].map((option) => option.value);
 
 const run = decodeURIComponent(location.pathname.split("/").at(-1));
@@ -25,13 +26,21 @@ let verdict = null;
 let tensors = [];
 let unknown = false; // the server has no such run: nothing to follow
 let attempts = 0; // of the rank that has made most, over its processes
+let ranks = [];
 
 function view() {
   const state = read();
   const at = state.at ? Number(state.at) : null;
   const range = state.from && state.to ? [Number(state.from), Number(state.to)] : momentRange(state.finding, at);
   const stat = STATS.includes(state.stat) ? state.stat : (DEFAULT_STATS[verdict?.severity] ?? STATS[0]);
-  return { range, at, stat, all: state.rows === "all", finding: state.finding ?? null, tensor: state.tensor ?? "" };
+  return { range, at, stat, all: state.rows === "all", finding: state.finding ?? null, tensor: state.tensor ?? "", rank: chosenRank(state.rank) };
+}
+
+/** The rank to draw, "" for all. A line for each of many ranks says little: without a choice it is the lowest then. */
+function chosenRank(asked) {
+  if (asked === "all") return "";
+  if (ranks.includes(Number(asked))) return asked;
+  return ranks.length > MANY_RANKS ? String(ranks[0]) : "";
 }
 
 /** The part of the run around a moment or a finding; null where the address names none, or one that is gone. */
@@ -54,8 +63,10 @@ async function load() {
     byId("problem").replaceChildren();
     attempts = Math.max(0, ...about.producers.map((producer) => producer.begins + producer.attempts));
     setProcesses(about.producers);
+    ranks = [...new Set(about.producers.map((producer) => producer.rank))].sort((a, b) => a - b);
+    showRanks();
     showSummary(about);
-    showFindings(findings, verdict, view().finding, go);
+    showFindings(findings, verdict, view().finding, { go, mark });
     tensors = await loadTensors(run);
     await Promise.all([draw(), loadEvents(run, go)]);
   } catch (problem) {
@@ -74,6 +85,7 @@ const noSuchRun = () =>
 
 async function draw() {
   const now = view();
+  showRanks();
   showRowsButton(tensors, now.all);
   const plots = [
     drawTimeline(run, now, zoomed),
@@ -88,8 +100,25 @@ const redraw = throttle(() => draw().catch(showProblem), ZOOM_MS);
 
 function change(patch) {
   write(patch, true);
-  showFindings(findings, verdict, view().finding, go);
+  showFindings(findings, verdict, view().finding, { go, mark });
   redraw();
+}
+
+/** Keep what a person said of a finding. */
+async function mark(key, value) {
+  try {
+    await send("PATCH", runPath(run, `/findings/${encodeURIComponent(key)}`), { mark: value });
+    await load();
+    byId("findings-list").querySelector(`[data-key="${CSS.escape(key)}"] summary`)?.focus();
+  } catch (problem) {
+    showProblem(problem);
+  }
+}
+
+function showRanks() {
+  byId("rank-field").hidden = ranks.length < 2;
+  render(byId("rank"), ranks, () => [h("option", { value: "all" }, "All"), ...ranks.map((rank) => h("option", { value: rank }, rank))]);
+  byId("rank").value = view().rank || "all";
 }
 
 /** Move the view to a finding or a moment. */
@@ -112,11 +141,15 @@ function setUp() {
   byId("stat").addEventListener("change", (event) => change({ stat: event.target.value }));
   byId("tensor").addEventListener("change", (event) => change({ tensor: event.target.value }));
   byId("whole").addEventListener("click", () => change({ from: null, to: null, finding: null, at: null }));
+  byId("rank").addEventListener("change", (event) => change({ rank: event.target.value }));
+  for (const link of document.querySelectorAll("[data-export]")) link.href = exportUrl(link.dataset);
   byId("all-rows").addEventListener("click", () => change({ rows: view().all ? null : "all" }));
   byId("what-if").href = new URL(`what-if/${encodeURIComponent(run)}`, ROOT);
   byId("tensors-csv").addEventListener("click", () => saveTensors(run, tensors));
   addEventListener("popstate", () => change({}));
 }
+
+const exportUrl = ({ export: what, kind, format }) => url(runPath(run, `/${what}`), { kind, format, theme: what === "report" ? theme() : null });
 
 setUp();
 plotly().catch(() => {}); // draw() tells of it

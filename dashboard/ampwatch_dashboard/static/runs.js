@@ -14,12 +14,14 @@ import { badge, sentence, status } from "./verdict.js";
 const PAGE = 50;
 const REFRESH_MS = 2000;
 const TICK_MS = 15000;
+const MOST_PICKED = 10; // as the server compares
 const COLUMNS = ["Run", "State", "Verdict", "Skipped", "Scale now", "Loss", "Last seen"];
 const FILTERS = ["q", "status", "order"];
 
 let wanted = PAGE; // how many runs the person has asked to see
 let runs = [];
 let more = false;
+const picked = new Map(); // runs to compare: id → name
 
 async function load() {
   const filters = read();
@@ -87,7 +89,7 @@ function moreButton() {
 
 // The roles are written out: a table whose rows become blocks on a phone would lose them.
 function table() {
-  const head = COLUMNS.map((name) => h("th", { scope: "col", role: "columnheader" }, name));
+  const head = ["", ...COLUMNS].map((name) => h("th", { scope: "col", role: "columnheader" }, name || h("span", { class: "visually-hidden" }, "Compare")));
   return h(
     "table",
     { class: "runs", role: "table" },
@@ -107,10 +109,41 @@ function row(run) {
     [lossCell(run), "loss"],
     [ago(run.last_seen), "number", dateTime(run.last_seen)],
   ];
-  return h("tr", { role: "row", "data-run": run.run }, cells.map(([content, kind, title], i) => cell(content, kind, title, COLUMNS[i])));
+  return h("tr", { role: "row", "data-run": run.run }, pickCell(run), cells.map(([content, kind, title], i) => cell(content, kind, title, COLUMNS[i])));
 }
 
 const cell = (content, kind, title, label) => h("td", { role: "cell", class: kind, title, "data-label": label }, content);
+
+function pickCell(run) {
+  const name = run.name || run.run;
+  const onchange = (event) => pick(run.run, name, event.target.checked);
+  const box = h("input", { type: "checkbox", "aria-label": `Select ${name} to compare`, checked: picked.has(run.run), onchange });
+  return h("td", { role: "cell", class: "pick" }, h("label", {}, box));
+}
+
+function pick(run, name, chosen) {
+  if (chosen) picked.set(run, name);
+  else picked.delete(run);
+  showPicked();
+}
+
+function showPicked() {
+  byId("picked").hidden = picked.size === 0;
+  render(byId("picked"), [...picked], () => {
+    const address = new URL("compare", ROOT);
+    address.searchParams.set("runs", [...picked.keys()].join(","));
+    const enough = picked.size > 1 && picked.size <= MOST_PICKED;
+    const told = picked.size === 1 ? "Select another run to compare it with" : `Select at most ${MOST_PICKED} runs`;
+    const link = h("a", { class: "button primary", href: address }, `Compare ${plural(picked.size, "run")}`);
+    return [h("span", { class: "picked-names" }, [...picked.values()].join(", ")), enough ? link : h("span", { class: "muted" }, told), h("button", { class: "button quiet", type: "button", onclick: unpick }, "Clear")];
+  });
+}
+
+function unpick() {
+  picked.clear();
+  for (const box of document.querySelectorAll(".pick input")) box.checked = false;
+  showPicked();
+}
 
 function nameCell(run) {
   const link = h("a", { href: new URL(`run/${encodeURIComponent(run.run)}`, ROOT), class: "row-link" }, run.name || run.run);

@@ -6,7 +6,7 @@ import { byId, h, render } from "./dom.js";
 import { count } from "./format.js";
 import { notice, theme } from "./shell.js";
 import { draw, onRange } from "./plot.js";
-import { rangeQuery } from "./timeline.js";
+import { rangeQuery } from "./range.js";
 
 const HELP = {
   lost_share: "Share of elements that were too small for float16 and became zero: an estimate, for gradients computed in float16. A larger scale keeps them. Blank where it is not known that float16 was used.",
@@ -34,7 +34,7 @@ export async function loadTensors(run) {
 export async function drawHeatmap(run, view, { choose, moved }) {
   byId("stat").value = view.stat;
   byId("stat-help").textContent = HELP[view.stat];
-  const figure = await get(runPath(run, "/figures/heatmap"), { theme: theme(), stat: view.stat, rows: view.all ? null : ROWS, ...rangeQuery(view.range) });
+  const figure = await get(runPath(run, "/figures/heatmap"), { theme: theme(), stat: view.stat, rows: view.all ? null : ROWS, rank: view.rank, ...rangeQuery(view.range) });
   if (!figure.data[0].x.length) return showEmptyHeatmap(view);
   if (!wired) heatmap.replaceChildren();
   await draw(heatmap, figure, view.range, `ampwatch-${run}-${view.stat}`);
@@ -66,7 +66,7 @@ export async function drawHistogram(run, view, tensors) {
   histogram.hidden = !tensor;
   byId("histogram-title").textContent = tensor ? `Histogram of ${tensor.name}` : "Histogram";
   if (!tensor) return;
-  const query = { theme: theme(), tensor: tensor.id, ...rangeQuery(view.range) };
+  const query = { theme: theme(), tensor: tensor.id, rank: view.rank, ...rangeQuery(view.range) };
   const figure = await get(runPath(run, "/figures/histogram"), query);
   await draw(histogram, figure, view.range, `ampwatch-${run}-histogram`);
 }

@@ -4,22 +4,16 @@ import { get, runPath } from "./api.js";
 import { byId } from "./dom.js";
 import { count } from "./format.js";
 import { draw, onRange } from "./plot.js";
+import { rangeQuery } from "./range.js";
 import { theme } from "./shell.js";
 
 const element = byId("timeline-plot");
-const BESIDE = 0.5; // of the shown range, loaded on either side of it so that panning shows something at once
 
 let wired = false;
 
-export function rangeQuery(range) {
-  if (range === null) return {};
-  const beside = BESIDE * (range[1] - range[0]);
-  return { from: Math.max(0, Math.floor(range[0] - beside)), to: Math.ceil(range[1] + beside) };
-}
-
 export async function drawTimeline(run, view, moved) {
   const points = Math.min(1200, Math.max(200, element.clientWidth));
-  const figure = await get(runPath(run, "/figures/timeline"), { theme: theme(), points, ...rangeQuery(view.range) });
+  const figure = await get(runPath(run, "/figures/timeline"), { theme: theme(), points, rank: view.rank, ...rangeQuery(view.range) });
   mark(figure.layout, view);
   await draw(element, figure, view.range, `ampwatch-${run}-timeline`);
   if (!wired) onRange(element, moved);

@@ -1,6 +1,6 @@
 // What if: another setting of the loss scaler, replayed over a run by the server as one moves it.
 
-import { get, post, ROOT, runPath } from "./api.js";
+import { get, ROOT, runPath, send } from "./api.js";
 import { codeBlock } from "./code.js";
 import { byId, h, render } from "./dom.js";
 import { count, MISSING, percent } from "./format.js";
@@ -109,8 +109,8 @@ let asked = 0;
 async function replay() {
   const mine = ++asked;
   const [outcome, figure] = await Promise.all([
-    post(runPath(run, "/replay"), setting),
-    post(runPath(run, "/figures/replay"), setting, { theme: theme() }),
+    send("POST", runPath(run, "/replay"), setting),
+    send("POST", runPath(run, "/figures/replay"), setting, { theme: theme() }),
   ]);
   if (mine !== asked) return; // it has moved on
   showEffects(outcome);

@@ -67,6 +67,22 @@ def what_if_page(run: str, request: Request, service: ServiceOf) -> Response:  #
     return FileResponse(STATIC / "whatif.html", headers=_REVALIDATE)
 
 
+@router.get("/compare")
+def compare_page(request: Request, service: ServiceOf) -> Response:
+    """Several runs beside each other."""
+    if grant_of(request, service) is None:
+        return _sign_in("", "This browser is not signed in.")
+    return FileResponse(STATIC / "compare.html", headers=_REVALIDATE)
+
+
+@router.get("/settings")
+def settings_page(request: Request, service: ServiceOf) -> Response:
+    """Alerts, tokens, the audit; the page itself says so to who may not see them."""
+    if grant_of(request, service) is None:
+        return _sign_in("", "This browser is not signed in.")
+    return FileResponse(STATIC / "settings.html", headers=_REVALIDATE)
+
+
 @router.get("/docs")
 def docs_page(request: Request, service: ServiceOf) -> Response:
     """The API's documentation."""
