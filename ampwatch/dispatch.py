@@ -10,12 +10,16 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from .harvest import Harvester, Label, Seen
+from .flight import FlightRecorder
+from .harvest import Harvester, Label, Rows, Seen
 from .hooks import Observation
 from .outcome import Attempt
 from .registry import Registry, Sink
 from .ring import Memory, Ring
+from .stats.layout import SCALARS
 
+AT_ONCE: Final = 4  # attempts whose statistics are sent at one update
+MOST_BYTES: Final = 8 << 20  # under way, beyond which no more of them are sent
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
 
@@ -52,15 +56,36 @@ class Dispatch:
         self._recorder, self._registry = recorder, registry
         self._clock, self._memory = clock, memory
         self._ring: Ring[Label] | None = None
+        self._flight = FlightRecorder()
         self.harvester = Harvester(tensor_every=recorder.settings.tensor_every)
         self.stream = -1  # index, once there is one
         recorder.attach(self.harvester)
 
-    def attempt(self, attempt: Attempt, numbers: Sequence[Tensor], device: torch.device) -> None:
-        """Send an attempt with its numbers, in the order that `Attempt` gives."""
-        if not self._ring_on(device).send(numbers, attempt):
+    def attempt(
+        self, attempt: Attempt, numbers: Sequence[Tensor], rows: Sequence[Tensor], device: torch.device
+    ) -> None:
+        """Send an attempt with its numbers, in the order that `Attempt` gives; then statistics that are wanted by now.
+
+        Arguments:
+            numbers: those ahead of the statistics.
+            rows: (n, WIDTH) float64, the statistics; they are kept for a while and not to be changed.
+        """
+        self._flight.keep(attempt.attempt, rows)
+        scalars = [each.narrow(1, 0, len(SCALARS)) for each in rows]
+        if not self._ring_on(device).send([*numbers, *scalars], attempt):
             self._outrun("attempts", attempt.attempt)
         self.harvester.advance()
+        if self._send_wanted(device):
+            self.harvester.advance()
+
+    def _send_wanted(self, device: torch.device) -> bool:
+        """More than one attempt's at a time, so that none is gone before its turn; few, so that no update is long."""
+        sent, ring = False, self._ring_on(device)
+        for wanted in self.harvester.wanted(AT_ONCE if ring.bytes_in_flight < MOST_BYTES else 0):
+            rows = self._flight.rows_of(wanted.attempt.attempt)
+            if rows is not None:
+                sent = ring.send(rows, Rows(wanted)) or sent
+        return sent
 
     def seen(self, observations: Iterable[Observation], device: torch.device, attempt: int) -> None:
         """Send what observers have seen."""

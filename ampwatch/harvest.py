@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -17,6 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .autopsy import Autopsies, Wanted
 from .backlog import Backlog
 from .escalation import Escalation
 from .origins import Origins
@@ -32,15 +34,12 @@ from .outcome import (
     totals_of,
 )
 from .records import ATTEMPT_COLUMNS, LOGGED_PREFIX, MISSING, Event, Table
-from .stats.layout import SCALARS
+from .stats.layout import SCALARS, WIDTH
 from .worker import Harvest
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
-DENSE: Final = 64  # attempts of a stream from its start whose tensors are recorded
-AUTOPSIES: Final = 8  # skipped attempts whose tensors are recorded in full, then one in …
-AUTOPSY_EVERY: Final = 500  # … this many attempts
-MOST_TENSOR_BYTES: Final = 32 << 20
+MOST_TENSOR_BYTES: Final = 16 << 20
 MOST_ROWS: Final = 1 << 17
 MOST_EVENTS: Final = 1 << 16
 DRAIN_S: Final = 2.0
@@ -58,7 +57,14 @@ class Seen:
     time: float
 
 
-Label: TypeAlias = Attempt | Seen
+@dataclass(frozen=True)
+class Rows:
+    """Statistics of an attempt that were asked for; its numbers are tensors × WIDTH."""
+
+    wanted: Wanted
+
+
+Label: TypeAlias = Attempt | Seen | Rows
 
 
 class Arrivals(Protocol):
@@ -73,7 +79,8 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class _TensorRows:
-    attempt: Attempt
+    attempt: int
+    stream: int
     scale: float
     ids: npt.NDArray[np.int64]
     statistics: Numbers
@@ -94,7 +101,7 @@ class Harvester:
     """The source of one scaler: digests attempts, and hands them to the recorder.
 
     Arguments:
-        tensor_every: attempts of a stream from one whose tensors are recorded to the next, after the first 64.
+        tensor_every: as for `Autopsies`.
         most_rows, most_events, most_tensor_bytes: what waits for the recorder at most, and then the oldest goes.
         drain_s: how long a harvest waits, at most, for what is under way at the end.
         clock: monotonic, in seconds.
@@ -110,7 +117,7 @@ class Harvester:
         drain_s: float = DRAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tensor_every, self._drain_s, self._clock = tensor_every, drain_s, clock
+        self._drain_s, self._clock = drain_s, clock
         self._ring: Arrivals | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -118,10 +125,9 @@ class Harvester:
         self._events: Backlog[Event] = Backlog("events", most_events)
         self._tensors: Backlog[_TensorRows] = Backlog("tensors", most_tensor_bytes)
         self._newest: _Newest | None = None
-        self._attempts_of: dict[int, int] = {}
+        self._autopsies = Autopsies(tensor_every)
+        self._wanted: deque[Wanted] = deque()
         self._order_of: dict[int, list[str]] = {}
-        self._autopsies = 0
-        self._last_autopsy = -AUTOPSY_EVERY
         self._taken = 0
         self._step_offset = 0
         self.escalation = Escalation()
@@ -167,6 +173,11 @@ class Harvester:
         dropped = [*without_tensors, *without_rows, *without_events]
         return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped, is_last)
 
+    def wanted(self, most: int) -> Iterator[Wanted]:
+        """Up to so many of the statistics that are to be sent, as `Rows`; each is told once. Training thread only."""
+        for _ in range(min(most, len(self._wanted))):
+            yield self._wanted.popleft()
+
     def _drain(self) -> None:
         deadline = time.monotonic() + self._drain_s
         self._digest()
@@ -180,6 +191,8 @@ class Harvester:
         for label, numbers in self._ring.receive():
             if isinstance(label, Attempt):
                 self._digest_attempt(label, numbers)
+            elif isinstance(label, Rows):
+                self._keep_tensors(label.wanted, numbers)
             else:
                 self._digest_seen(label, numbers)
         if self._closed and not len(self._ring):
@@ -191,6 +204,8 @@ class Harvester:
             self.origins.add(data["origins"])
         elif seen.type == "forward_search":
             self.escalation.searched(seen.stream, data)
+        elif seen.type == "backward_order":
+            self._autopsies.order(data["tensors"])
         if not data:  # it was looked for, and is not there
             return
         self._put(seen.type, seen.time, seen.attempt, seen.stream, data)
@@ -200,8 +215,7 @@ class Harvester:
         outcome = outcome_of(attempt, numbers)
         row = self._row(attempt, outcome)
         events = list(self._events_of(attempt, outcome, row))
-        if self._is_recorded(attempt, outcome):
-            self._keep_tensors(attempt, outcome)
+        self._wanted += self._autopsies.add(attempt, outcome, row)
         self._newest = _Newest(attempt, row, events, self._taken, self._clock())
         self._count(attempt, outcome)
 
@@ -255,7 +269,7 @@ class Harvester:
         self, attempt: Attempt, outcome: Outcome, row: dict[str, Any]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Type and data of the events of an attempt."""
-        if attempt.stream not in self._attempts_of:
+        if not self._autopsies.knows(attempt.stream):
             yield (
                 "stream",
                 {"stream": attempt.stream, "scaler": attempt.scaler, "optimizers": attempt.found},
@@ -268,28 +282,14 @@ class Harvester:
         if change := change_of(attempt, outcome):
             yield change, {"scale": outcome.scale, "scale_after": outcome.scale_after}
 
-    def _is_recorded(self, attempt: Attempt, outcome: Outcome) -> bool:
-        """Whether this attempt's tensor rows are kept: settings.tensor_every, and the autopsies."""
-        if not len(outcome.ids):
-            return False
-        count = self._attempts_of.get(attempt.stream, 0)
-        if outcome.n_nonfinite.any() and self._is_autopsied(attempt.attempt):
-            return True
-        return count < DENSE or count % self._tensor_every == 0
-
-    def _is_autopsied(self, attempt: int) -> bool:
-        if self._autopsies >= AUTOPSIES and attempt - self._last_autopsy < AUTOPSY_EVERY:
-            return False
-        self._autopsies += 1
-        self._last_autopsy = attempt
-        return True
-
-    def _keep_tensors(self, attempt: Attempt, outcome: Outcome) -> None:
-        rows = _TensorRows(attempt, outcome.scale, outcome.ids, outcome.statistics.copy())
-        self._tensors.put(rows, attempt.attempt, rows.statistics.nbytes)
+    def _keep_tensors(self, wanted: Wanted, numbers: Numbers) -> None:
+        chosen = slice(None) if wanted.only is None else np.isin(wanted.ids, wanted.only)
+        statistics = numbers.reshape(-1, WIDTH)[chosen].copy()
+        attempt = wanted.attempt
+        rows = _TensorRows(attempt.attempt, attempt.stream, wanted.scale, wanted.ids[chosen], statistics)
+        self._tensors.put(rows, rows.attempt, statistics.nbytes)
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:
-        self._attempts_of[attempt.stream] = self._attempts_of.get(attempt.stream, 0) + 1
         self._taken += bool(set(attempt.stepped) - set(outcome.skipped))
         self.scale = outcome.scale_after
         self.origins.add_clean([i for i in attempt.found if i not in outcome.skipped])
@@ -319,8 +319,8 @@ def _tensor_table(kept: Sequence[_TensorRows]) -> Table | None:
     counts = [len(rows.ids) for rows in kept]
     statistics = np.concatenate([rows.statistics for rows in kept])
     table = {
-        "attempt": np.repeat([rows.attempt.attempt for rows in kept], counts),
-        "stream": np.repeat([rows.attempt.stream for rows in kept], counts),
+        "attempt": np.repeat([rows.attempt for rows in kept], counts),
+        "stream": np.repeat([rows.stream for rows in kept], counts),
         "tensor": np.concatenate([rows.ids for rows in kept]),
         "scale": np.repeat([rows.scale for rows in kept], counts),
         "hist": statistics[:, len(SCALARS) :].astype(np.int64),

@@ -267,17 +267,17 @@ class StepWatch:
         attempt = self._attempt(step, unscaled)
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
         self._dispatch.seen(self._probes.collect(attempt.stream), step.device, attempt.attempt)
-        self._dispatch.attempt(attempt, self._numbers_of(step), step.device)
+        self._dispatch.attempt(attempt, self._numbers_of(step), step.rows, step.device)
         harvester = self._dispatch.harvester
         seen = self._probes.follow(harvester.escalation, harvester.origins)
         self._dispatch.seen(seen, step.device, attempt.attempt)
 
     def _numbers_of(self, step: _Step) -> list[Tensor]:
-        """In the order of `Attempt`: a scale of 1 that stays 1, and nothing skipped."""
+        """In the order of `Attempt`, without the statistics: a scale of 1 that stays 1, and nothing skipped."""
         one, zero = (make((), dtype=torch.float64, device=step.device) for make in (torch.ones, torch.zeros))
         loss = self._losses.mean()
         left = [self._window.residue] if self._window.residue is not None else []
-        return [one, one, zero, zero if loss is None else loss, zero, *left, *step.rows]
+        return [one, one, zero, zero if loss is None else loss, zero, *left]
 
     def _attempt(self, step: _Step, unscaled: Unscaled) -> Attempt:
         number = self.recorder.next_attempt()

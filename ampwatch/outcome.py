@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .logbook import Entry
 from .records import MISSING
-from .stats.layout import FLOAT16_MAX, SCALARS, WIDTH
+from .stats.layout import FLOAT16_MAX, SCALARS
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -32,8 +32,8 @@ class Unscaled:
 @dataclass(frozen=True)
 class Attempt:
     """What only the host knows of an attempt. Its numbers are scale, scale_after, growth_tracker, loss, found_inf of
-    each optimizer of `found`, whether a gradient was left over of each of `residues`, then the statistics of each of
-    `unscaled`, tensors × WIDTH.
+    each optimizer of `found`, whether a gradient was left over of each of `residues`, then of each of
+    `unscaled` the statistics without the histogram, tensors × SCALARS.
     """
 
     attempt: int
@@ -65,8 +65,7 @@ class Outcome:
     skipped: list[int]
     residue: bool
     ids: npt.NDArray[np.int64]
-    statistics: Numbers  # (tensors, WIDTH), a view of the ring's memory
-    columns: Numbers  # (SCALARS, tensors), its first columns side by side in memory
+    columns: Numbers  # (SCALARS, tensors)
 
     @property
     def n_nonfinite(self) -> Numbers:
@@ -86,7 +85,6 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     head = middle + len(attempt.residues)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
-    statistics = numbers[head:].reshape(-1, WIDTH)
     return Outcome(
         scale=scale,
         scale_after=scale_after,
@@ -95,8 +93,7 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
         skipped=[i for i, found in zip(attempt.found, numbers[4:middle], strict=True) if found > 0],
         residue=bool(numbers[middle:head].any()),
         ids=ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else np.empty(0, np.int64),
-        statistics=statistics,
-        columns=np.ascontiguousarray(statistics[:, : len(SCALARS)].T),
+        columns=np.ascontiguousarray(numbers[head:].reshape(-1, len(SCALARS)).T),
     )
 
 

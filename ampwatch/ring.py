@@ -62,12 +62,17 @@ class Ring(Generic[Label]):
         self._device = device
         self._memory = memory or _host_memory(device)
         self._sent = 0
-        self._free: deque[_Slot] = deque()
+        self._free: list[_Slot] = []
         self._in_flight: deque[_Slot] = deque()
 
     def __len__(self) -> int:
         """Vectors that were sent and not received yet."""
         return len(self._in_flight)
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of the vectors that were sent and not received yet."""
+        return sum(8 * slot.size for slot in list(self._in_flight))
 
     def send(self, pieces: Sequence[Tensor], label: Label) -> bool:
         """Send tensors of any real dtype and shape as one vector, in order. Never blocks, never synchronises.
@@ -116,12 +121,24 @@ class Ring(Generic[Label]):
                 self._free.append(slot)
 
     def _slot(self, size: int) -> _Slot:
-        """A free slot that is large enough, or a new one in its place."""
-        slot = self._free.popleft() if self._free else None
-        if slot is None or slot.data.numel() < size:
+        """The smallest free slot that is large enough, or a new one, for which the smallest goes if there are many.
+
+        The receiver only ever adds to the free ones.
+        """
+        fitting = [slot for slot in self._free if slot.data.numel() >= size]
+        if fitting:
+            slot = min(fitting, key=_capacity)
+            self._free.remove(slot)
+        else:
+            if len(self._free) >= MOST_SLOTS:
+                self._free.remove(min(self._free, key=_capacity))
             slot = _Slot(size, self._memory)
         slot.size = size
         return slot
+
+
+def _capacity(slot: _Slot) -> int:
+    return slot.data.numel()
 
 
 def _host_memory(device: torch.device) -> Memory:

@@ -333,20 +333,20 @@ class Watch(Unwatched):
         device = internals.scale_of(scaler).device
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
         self._dispatch.seen(self._probes.collect(attempt.stream), device, attempt.attempt)
-        self._dispatch.attempt(attempt, self._numbers_of(scaler, noted), device)
+        rows = [row for gradients in self._gradients.values() for row in gradients.rows]
+        self._dispatch.attempt(attempt, self._numbers_of(scaler, noted), rows, device)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
         self._dispatch.seen(seen, device, attempt.attempt)
 
     def _numbers_of(self, scaler: Scaler, noted: _Update) -> list[Tensor]:
-        """In the order of `Attempt`."""
+        """In the order of `Attempt`, without the statistics."""
         before = noted.scale
         assert before is not None  # update() raises before the first scale()
         loss = self._losses.mean()
         loss = before if loss is None else loss  # in its place, and not read
-        rows = [row for gradients in self._gradients.values() for row in gradients.rows]
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
         left = [flag for i in self._left_in(noted.found_inf) if (flag := self._residues[i]) is not None]
-        return [before, after, tracker, loss, *noted.found_inf.values(), *left, *rows]
+        return [before, after, tracker, loss, *noted.found_inf.values(), *left]
 
     def _left_in(self, unscaled: Iterable[int]) -> list[int]:
         """Optimizers whose first parameter had a gradient before the window's first backward pass."""

@@ -8,7 +8,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from ampwatch.harvest import Harvester, Seen
+from ampwatch.autopsy import Wanted
+from ampwatch.harvest import Harvester, Rows, Seen
 from ampwatch.logbook import Entry
 from ampwatch.outcome import Attempt, Unscaled
 from ampwatch.records import is_missing
@@ -67,8 +68,16 @@ def numbers(*rows, scale=4.0, after=4.0, loss=1.0, found=0.0):
 
 
 def row(**statistics):
-    """The statistics of a tensor, zero where they are not given."""
-    return [statistics.get(name, 0.0) for name in SCALARS] + [0.0] * (WIDTH - len(SCALARS))
+    """The statistics of a tensor without its histogram, zero where they are not given."""
+    return [statistics.get(name, 0.0) for name in SCALARS]
+
+
+def send_wanted(harvester, ring):
+    """As a watch does after every attempt: the statistics that are asked for, here zeros. Answers whose they are."""
+    wanted = list(harvester.wanted(100))
+    for each in wanted:
+        ring.send(Rows(each), [0.0] * WIDTH * len(each.ids))
+    return [each.attempt.attempt for each in wanted]
 
 
 def test_totals_over_tensors(harvester, ring):
@@ -132,6 +141,8 @@ def test_a_slow_recorder_loses_tensor_rows_and_no_attempt(ring):
     harvester = listening(ring, most_tensor_bytes=2 * WIDTH * 8)
     for i in range(5):
         ring.send(attempt(i), numbers(row(numel=1)))
+        harvester.advance()
+        send_wanted(harvester, ring)
     harvested = harvester.harvest(final=True)
     assert harvested.attempts["attempt"].tolist() == [0, 1, 2, 3, 4]
     assert harvested.tensors["attempt"].tolist() == [3, 4]
@@ -173,11 +184,24 @@ def test_steps_count_what_was_taken(harvester, ring):
     assert harvester.step == 2
 
 
-def test_autopsies_are_eight_then_one_in_500_attempts(harvester, ring):
-    for i in range(1300):
-        ring.send(attempt(i), numbers(row(numel=1, n_nan=1), found=1.0))
-    kept = [n for n in harvester.harvest(final=False).tensors["attempt"].tolist() if n >= 64 and n % 25]
-    assert kept == [507, 1007]
+def test_statistics_come_where_they_are_wanted_and_each_once(harvester, ring):
+    ring.send(attempt(0, tensors=(3, 5)), numbers(row(), row()))
+    harvester.advance()
+    assert (send_wanted(harvester, ring), send_wanted(harvester, ring)) == ([0], [])
+    table = harvester.harvest(final=False).tensors
+    assert (table["attempt"].tolist(), table["tensor"].tolist()) == ([0, 0], [3, 5])
+    assert table["hist"].shape == (2, 64)
+
+
+def test_of_an_attempt_wanted_in_part_the_other_tensors_are_left_out(harvester, ring):
+    known = attempt(7, tensors=(3, 5, 9))
+    ring.send(Rows(Wanted(known, 4.0, np.array([3, 5, 9]), np.array([5]))), np.arange(3.0 * WIDTH))
+    table = harvester.harvest(final=False).tensors
+    assert (table["tensor"].tolist(), table["numel"].tolist(), table["scale"].tolist()) == (
+        [5],
+        [WIDTH],
+        [4.0],
+    )
 
 
 def test_non_finite_tensors_are_listed_up_to_sixteen(harvester, ring):

@@ -561,7 +561,7 @@ def test_tensors_are_recorded_densely_then_every_so_often(recorder):
     optimizer, scaler = sgd(model), make(recorder, growth_interval=1000)
     for i in range(120):
         attempt(scaler, model, optimizer, x=(math.inf if i in (70, 71) else 1.0, 0.0))
-    assert recorder.tensors("attempt") == [*range(64), 70, 71, 75, 100]
+    assert sorted(recorder.tensors("attempt")) == [*range(76), 100]  # with what was around 70
 
 
 def test_a_disabled_scaler_says_so_and_nothing_more(recorder):
@@ -771,3 +771,28 @@ def test_scale_unscale_and_update_never_wait_for_a_cuda_device(recorder):
         with pytest.raises(DataDependentOutputException):
             scaler.get_scale()
     assert len(vars(scaler)["_ampwatch"]._dispatch._ring) == 3
+
+
+class Fused(torch.optim.SGD):
+    """Takes scaled gradients, as a fused optimizer does, and leaves the weights alone."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure=None):
+        assert self.grad_scale is not None
+
+
+def test_a_fused_optimizer_steps_without_a_wait_for_a_cuda_device(recorder):
+    scaler = make(recorder)
+    vars(scaler)["_ampwatch"] = watch = Watch(recorder, memory=real_memory)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        parameter = nn.Parameter(torch.ones(70))
+        optimizer = Fused([parameter], lr=0.1)
+        for _ in range(3):
+            scaler.scale(torch.ones(()))
+            parameter.grad = torch.ones(70)
+            scaler.step(optimizer)
+            scaler.update()
+        assert len(watch._dispatch._ring) == 3
+        rows = watch._dispatch._flight.rows_of(2)
+        assert watch._dispatch._ring.send(rows, None)  # as an autopsy does
