@@ -69,7 +69,7 @@ class Tail:
     def _read_series(self, segments: Iterable[Path]) -> Iterator[tuple[str, int, Batch]]:
         for path in segments:
             name = path.relative_to(self.directory).as_posix()
-            for data, end in _records(path, self._offsets.get(name, 0)):
+            for data, end in _records(path, max(0, self._offsets.get(name, 0))):
                 try:
                     batch = records.from_bytes(data)
                 except InvalidBatch:
@@ -133,7 +133,7 @@ def _records(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
         if size <= offset:
             return
         file = path.open("rb")
-    except FileNotFoundError:  # its owner dropped it
+    except (FileNotFoundError, IsADirectoryError):  # its owner dropped it; it is no segment
         return
     with file:
         file.seek(offset)
