@@ -1,6 +1,7 @@
 """Old and new: batches of each released format are read, stored and shown; a server's answers of each are understood."""
 
 import json
+import time
 from pathlib import Path
 
 import httpx
@@ -61,7 +62,8 @@ def test_a_server_stores_and_shows_it(folder, tmp_path):
             stored = [
                 client.post("/batches", content=data, headers=how).json()["stored"] for data, how in sent
             ]
-            events = client.get("/runs/golden/events").json()["items"]
+            while len(events := client.get("/runs/golden/events").json()["items"]) < 4:
+                time.sleep(0.02)
             series = client.get("/runs/golden/series", params={"names": "scale,loss"}).json()["streams"]
     assert stored == [True] * 4
     assert sorted(event["type"] for event in events) == ["run", "scaler", "skip", "tensors"]
