@@ -1,6 +1,18 @@
 """Training loops with and without a fault, by which the diagnosis is judged; none has seen its rules."""
 
-from . import calls, forward, scales, second, wholesome
+from . import calls, forward, grid, scales, second, wholesome
 from .lab import CLAIMED, LOOPS, Happened, Lab, Loop
 
-__all__ = ["CLAIMED", "LOOPS", "Happened", "Lab", "Loop", "calls", "forward", "scales", "second", "wholesome"]
+__all__ = [
+    "CLAIMED",
+    "LOOPS",
+    "Happened",
+    "Lab",
+    "Loop",
+    "calls",
+    "forward",
+    "grid",
+    "scales",
+    "second",
+    "wholesome",
+]

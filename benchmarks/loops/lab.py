@@ -4,7 +4,6 @@ A loop is a function of (lab, fault) and of the lab's seed that trains something
 same loop is healthy. What must be said of it stands in the decorator.
 """
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -60,6 +59,13 @@ class Lab:
         self.scalers.append(scaler)
         return scaler
 
+    def watch(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Record an optimizer that no scaler steps."""
+        self.models.append(model)
+        if not self.plain:
+            settings = ampwatch.Settings.load(run=self.run, dir=self.dir, quiet=True)
+            ampwatch.watch_optimizer(optimizer, model=model, settings=settings)
+
     def steps(self, count: int, start: int = 0) -> Iterator[int]:
         for step in range(start, count):
             if self.limit is not None and step >= self.limit:
@@ -114,11 +120,7 @@ class Loop:
     per_step: int = 1  # attempts per iteration
     raises: tuple[type[BaseException], ...] = ()
     accept: tuple[str, ...] = ()  # kinds that are right too
-
-    @property
-    def set(self) -> str:
-        """Loops of one set were written together, before the rules were mended by them."""
-        return "second" if ".second." in self.body.__module__ else "first"
+    set: str = "first"  # loops that were written together
 
     @property
     def claimed(self) -> bool:
@@ -126,6 +128,11 @@ class Loop:
 
 
 LOOPS: dict[str, Loop] = {}
+
+
+def _set_of(body: Callable[..., Any]) -> str:
+    _, part, *_ = body.__module__.split(".")
+    return part if part in ("second", "grid") else "first"
 
 
 def faulty(
@@ -141,7 +148,7 @@ def faulty(
 
     def register(body: Body) -> Body:
         LOOPS[body.__name__] = Loop(
-            body.__name__, body, kind, severity, where, within, per_step, raises, accept
+            body.__name__, body, kind, severity, where, within, per_step, raises, accept, _set_of(body)
         )
         return body
 
@@ -150,7 +157,7 @@ def faulty(
 
 def healthy(body: Callable[[Lab], None]) -> Callable[[Lab], None]:
     """Register a loop of which nothing above info may be said."""
-    LOOPS[body.__name__] = Loop(body.__name__, functools.wraps(body)(lambda lab, _: body(lab)), None)
+    LOOPS[body.__name__] = Loop(body.__name__, lambda lab, _: body(lab), None, set=_set_of(body))
     return body
 
 

@@ -15,7 +15,6 @@ from .models import (
     Gated,
     Gru,
     Ledger,
-    Patches,
     SkipNet,
     Writer,
     bars,
@@ -40,7 +39,7 @@ def first_nonfinite(lab: Lab) -> int | None:
 
 @faulty("forward_overflow", "fatal", within=6, where=("enter",))
 def scans_in_raw_counts(lab: Lab, fault: bool) -> Happened:
-    """A U-Net that denoises: from an epoch on a second scanner delivers counts up to 60,000 in place of 0 to 1."""
+    """A U-Net that denoises: from an epoch on a second scanner delivers sums of exposures, up to 400,000, in place of 0 to 1."""
     onset = 30 + lab.seed % 7
     model = SkipNet()
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
@@ -49,7 +48,7 @@ def scans_in_raw_counts(lab: Lab, fault: bool) -> Happened:
         clean, _ = bars(4)
         scan = (clean + 0.1 * torch.randn_like(clean)).clamp(0, 1)
         if fault and step >= onset:
-            scan = 60_000 * scan
+            scan = 400_000 * scan
         with half():
             loss = F.mse_loss(model(scan).float(), clean)
         attempt(lab, scaler, optimizer, loss)
@@ -83,15 +82,15 @@ def checkpoint_from_bfloat16(lab: Lab, fault: bool) -> Happened:
 
 @faulty("forward_overflow", "fatal", within=6, where=("attend",))
 def clock_times_in_milliseconds(lab: Lab, fault: bool) -> Happened:
-    """Events with their times: from a shard on in milliseconds. The scores of attention overflow, not its inputs."""
+    """Events with time and amount: from a shard on in milliseconds and cents. Scores of attention overflow."""
     onset = 25 + lab.seed % 5
     model = Writer()
-    model.clock = nn.Linear(1, 24)
+    model.clock = nn.Linear(2, 24)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     scaler = lab.scaler(model)
     for step in lab.steps(onset + 14):
         tokens = words(8)
-        times = torch.arange(10.0)[None, :, None].expand(8, -1, -1) / 10
+        times = torch.stack([torch.arange(10.0).expand(8, -1) / 10, torch.randn(8, 10)], 2)
         if fault and step >= onset:
             times = times * 4000
         with half():
@@ -452,17 +451,17 @@ def a_kernel_that_fails_in_half(lab: Lab, fault: bool) -> Happened:
 
 
 @faulty("spike", "info")
-def one_batch_of_another_camera(lab: Lab, fault: bool) -> Happened:
-    """A vision transformer sees one batch that is thirty times as bright, and recovers."""
+def one_gust_of_wind(lab: Lab, fault: bool) -> Happened:
+    """A network for time series sees one batch of twelve times the size, and recovers."""
     onset = 60 + lab.seed % 10
-    model = Patches()
+    model = Dilated()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    scaler = lab.scaler(model)
+    scaler = lab.scaler(model, init_scale=2.0**8)
     for step in lab.steps(onset + 40):
-        x, y = bars(8)
+        past, future = waves(4)
         if fault and step == onset:
-            x, y = 30 * x, (y + 1) % 4
+            past, future = 12 * past, 12 * future
         with half():
-            loss = F.cross_entropy(model(x).float(), y)
+            loss = F.mse_loss(model(past).float(), future)
         attempt(lab, scaler, optimizer, loss)
     return Happened(onset)
