@@ -211,10 +211,11 @@ def main() -> None:
     if options.trace:
         trace(options.trace, options.first, not options.healthy)
         return
+    chosen = options.set or (None if options.only else "first")
     loops = [
         p
         for p in LOOPS.values()
-        if options.set in (None, p.set) and (not options.only or {p.name, p.kind} & set(options.only))
+        if chosen in (None, p.set) and (not options.only or {p.name, p.kind} & set(options.only))
     ]
     if not loops:
         parser.error("no such loop: " + " ".join(options.only))

@@ -196,9 +196,7 @@ GRID = {
     "elbo_adamax": Recipe(Elbo, bounded, partial(torch.optim.Adamax, lr=3e-3), first=20),
     "elbo_lion_clip": Recipe(Elbo, bounded, lion, 5.0),
     "experts_adam_clip": Recipe(sequence, foretold, partial(adam, lr=2e-3), 1.0, first=25),
-    "experts_fused_sgd": Recipe(
-        sequence, foretold, partial(sgd, lr=0.05, fused=True), first=24
-    ),
+    "experts_fused_sgd": Recipe(sequence, foretold, partial(sgd, lr=0.05, fused=True), first=24),
     "adapters_adamw_decay": Recipe(adapted, foretold, partial(adamw, lr=5e-3, weight_decay=0.1), 1.0),
     "pairs_sgd_exponential": Recipe(
         perceptron,
