@@ -48,7 +48,10 @@ class Guard(ContextDecorator):
         failures[self._where] += 1
         count = failures[self._where]
         if count & (count - 1) == 0:
-            self._tell(error, count)
+            try:
+                self._tell(error, count)
+            except Exception:  # noqa: BLE001 - what failed first may well be what reports
+                _log.debug("the report of a failure failed", exc_info=True)
         return True
 
     def _tell(self, error: Exception, count: int) -> None:
@@ -56,10 +59,7 @@ class Guard(ContextDecorator):
             warn("%s failed: %r. Training goes on, %s.", self._where, error, self._then)
             _log.debug("failure of ampwatch", exc_info=error)
         if self._report is not None:
-            try:
-                self._report(self._where, error, count)
-            except Exception:  # noqa: BLE001 - what failed first may well be what reports
-                _log.debug("the report of a failure failed", exc_info=True)
+            self._report(self._where, error, count)
 
 
 def guard(where: str, report: Report | None = None, then: str = LOST) -> Guard:

@@ -51,10 +51,11 @@ class Hook:
 
     def __call__(self, *arguments: Any) -> None:
         """Hand the hook's arguments on."""
-        if torch.compiler.is_compiling() or _captures():
+        if torch.compiler.is_compiling():
             return
         with self._guard:
-            self._see(*arguments)
+            if not _captures():
+                self._see(*arguments)
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _make_inert, ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -67,10 +67,9 @@ def replicas_for(scaler: Scaler, unscale_grads: UnscaleGrads, factors: Factors) 
     if "_unscale_grads_" in vars(scaler) or torch._C._len_torch_dispatch_stack():
         return None
     written_in = getattr(unscale_grads, "__globals__", None)
-    if written_in is vars(_torchs):
-        return Replicas(*factors)
     sharded = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
-    return ShardedReplicas(*factors) if sharded and written_in is vars(sharded) else None
+    is_torchs = written_in is vars(_torchs) or (sharded is not None and written_in is vars(sharded))
+    return Replicas(*factors) if is_torchs else None
 
 
 class Replicas:
@@ -85,29 +84,8 @@ class Replicas:
         return self._found_inf.get(device), self._inv_scale.get(device)
 
     def found_inf(self) -> dict[torch.device, Tensor]:
-        """What `_unscale_grads_` answers: the flags of the devices that were asked for."""
+        """What `_unscale_grads_` answers: the flags of the devices that were asked for, and will be."""
         return self._found_inf._per_device_tensors
-
-
-class ShardedReplicas(Replicas):
-    """The same for a ShardedGradScaler: a rank without a shard has a flag too, which the others add theirs to."""
-
-    def found_inf(self) -> dict[torch.device, Tensor]:
-        """As `Replicas.found_inf`, with that of the scale's device if none was asked for."""
-        flags = super().found_inf()
-        if not flags:
-            self._found_inf.get(self._found_inf.master.device)
-        return flags
-
-
-def unscale_(grads: Iterable[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """Check and unscale gradients of one device in place as torch does, a dtype at a time."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for grad in grads:
-        by_dtype.setdefault(grad.dtype, []).append(grad)
-    with torch.no_grad():
-        for alike in by_dtype.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(alike, found_inf, inv_scale)
 
 
 def found_inf_of(scaler: Scaler) -> dict[int, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.hooks import RemovableHandle
 
 from .hooks import (
@@ -86,6 +87,11 @@ class OperationSearch(Observer):
         """Take all hooks off."""
         super().disarm()
         self._outputs = {}  # they hold on to the graph
+        if (
+            self._stack and _get_current_dispatch_mode() is self._rows
+        ):  # the hook that should have left it has failed
+            self._rows.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._stack.clear()
 
     def _forget(self) -> None:
         self._stack: list[str] = []

@@ -238,7 +238,8 @@ def finish() -> None:
 
 def _finish_all(reason: str) -> None:
     for recorder in list(_current.values()):
-        recorder.finish(reason)
+        with guard("recorder.finish"):
+            recorder.finish(reason)
     _current.clear()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,7 +24,7 @@ from .opening import given_of, source_of
 from .recorder import current
 from .registry import Sink
 from .settings import Settings
-from .unwatched import UNWATCHED, Unwatched
+from .unwatched import UNWATCHED, Span, Unwatched
 from .watching import Watch
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ __all__ = ["GradScaler", "watch"]
 
 AnyScaler = TypeVar("AnyScaler", bound=torch.amp.GradScaler)
 
+Answer = TypeVar("Answer")
+
 _KEY: Final = "_ampwatch"  # attribute of the scaler
+_NOTHING: Final[Span] = nullcontext()
 
 
 class _Seed:
@@ -62,30 +66,32 @@ class Watched(torch.amp.GradScaler):
 
     def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
-        self._watch(even_disabled=True).scaled(self, outputs)
+        self._ask(lambda watch: watch.scaled(self, outputs), None, even_disabled=True)
         return scaled
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        with self._watch().unscaling(self, optimizer):
+        with self._ask(lambda watch: watch.unscaling(self, optimizer), _NOTHING):
             super().unscale_(optimizer)
 
     def _unscale_grads_(  # the default is that of ShardedGradScaler
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, Tensor]:
-        torchs = super()._unscale_grads_
-        found = self._watch().gradients(self, optimizer, torchs, (found_inf, inv_scale), fused=allow_fp16)
+        torchs, factors = super()._unscale_grads_, (found_inf, inv_scale)
+        found = self._ask(
+            lambda watch: watch.gradients(self, optimizer, torchs, factors, fused=allow_fp16), None
+        )
         return torchs(optimizer, inv_scale, found_inf, allow_fp16) if found is None else found
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        with self._watch().stepping(self, optimizer, args, kwargs):
+        with self._ask(lambda watch: watch.stepping(self, optimizer, args, kwargs), _NOTHING):
             return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        with self._watch().updating(self, new_scale):
+        with self._ask(lambda watch: watch.updating(self, new_scale), _NOTHING):
             super().update(new_scale)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        with self._watch().restoring(self, state_dict):
+        with self._ask(lambda watch: watch.restoring(self, state_dict), _NOTHING):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,10 +99,23 @@ class Watched(torch.amp.GradScaler):
         watch = state.pop(_KEY, UNWATCHED)
         return state | {_KEY: _Seed(watch.recorder if isinstance(watch, Watch) else None)}
 
-    def _watch(self, *, even_disabled: bool = False) -> Unwatched:
-        """The watch, or its stand-in where there is nothing to observe."""
+    def _ask(
+        self, ask: Callable[[Unwatched], Answer], otherwise: Answer, *, even_disabled: bool = False
+    ) -> Answer:
+        """What the watch answers; `otherwise` where there is nothing to observe, or ours fails."""
         if internals.is_compiled() or not (self._enabled or even_disabled):
-            return UNWATCHED
+            return otherwise
+        with guard("scaler.watch", self._report):
+            return ask(self._watch())
+        return otherwise
+
+    def _report(self, where: str, error: Exception, count: int) -> None:
+        watch = self.__dict__.get(_KEY)
+        if isinstance(watch, Watch):
+            watch.recorder.fault(where, error, count)
+
+    def _watch(self) -> Unwatched:
+        """The watch, or its stand-in where none records."""
         watch = self.__dict__.get(_KEY, UNWATCHED)
         if internals.is_captured():
             if isinstance(watch, Watch):
@@ -215,14 +234,15 @@ def attach(
     asked: bool | None = None,
 ) -> Unwatched:
     """Give a scaler its watch, which is answered. A class that is not the one ampwatch was written for runs untouched."""
-    watch = UNWATCHED
-    changed = internals.mismatches(_torch_class(type(scaler)))
+    watch, changed = UNWATCHED, list[str]()
     with guard("scaler.open"):
         recorder = source()
+        with guard("scaler.open", recorder.fault):
+            changed = internals.mismatches(_torch_class(type(scaler)))
+            if not (changed or recorder.finished):
+                watch = Watch(recorder, model, asked=asked, device=internals.device_type(scaler))
         if changed:
             recorder.fault("scaler.open", TypeError(f"not the GradScaler that ampwatch knows: {changed}"), 1)
-        elif not recorder.finished:
-            watch = Watch(recorder, model, asked=asked, device=internals.device_type(scaler))
     scaler.__dict__[_KEY] = watch
     if changed:
         warnings.warn(

@@ -14,8 +14,8 @@ from torch import Tensor
 from . import internals
 from .guard import guard
 from .registry import Sink
-from .stats.choose import REFERENCE, Statistics, Unscale, choose
-from .stats.touched import Touched
+from .stats.choose import REFERENCE, Statistics, choose
+from .stats.touched import Touched, touching
 
 BY_REFERENCE: Final = "statistics are taken by the reference"
 
@@ -50,17 +50,26 @@ class Pass:
 
     def unscale(
         self, by_device: Sequence[Sequence[Tensor]], replicas: internals.Replicas
-    ) -> list[Tensor] | None:
-        """Check and unscale gradients in place, as torch does.
+    ) -> tuple[bool, list[Tensor] | None]:
+        """Check and unscale gradients in place, as torch does, by the kernel.
 
-        Returns: the statistics of what they were, as `read`; None if they could not be taken. found_inf is 1 where a
-            gradient is not finite, or where a kernel left its work half done.
-        Errors: torch's own, and no other.
+        Returns: whether torch's method must not follow; and the statistics of what they were, as `read`, or None if
+            they could not be taken. Where a kernel left its work half done, every found_inf is 1.
         Synchronisation: none.
         """
-        rows = [self._unscale(grads, *replicas.on(grads[0].device)) for grads in by_device]
-        known = [row for row in rows if row is not None]
-        return known if len(known) == len(rows) else None
+        touched = None
+        with guard(self._place, self._recorder.fault, BY_REFERENCE):
+            try:
+                return True, self._by_kernel(by_device, replicas)
+            except Touched as error:
+                touched = error
+        if touched is None:
+            self._give_up_kernel()
+            return False, self.read(by_device)
+        for flag in replicas.found_inf().values():
+            flag.fill_(1)
+        self._report_touched(touched)
+        return True, None
 
     def _read(self, grads: Sequence[Tensor]) -> Tensor:
         if self.name != REFERENCE:
@@ -69,33 +78,15 @@ class Pass:
             self._give_up_kernel()
         return self._statistics.compute(grads)
 
-    def _unscale(self, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> Tensor | None:
+    def _by_kernel(self, by_device: Sequence[Sequence[Tensor]], replicas: internals.Replicas) -> list[Tensor]:
+        """The statistics. Errors: `Touched`, if anything was written before the error."""
         kernel = self._statistics.unscale
-        if kernel is not None:
-            rows = self._by_kernel(kernel, grads, found_inf, inv_scale)
-            if isinstance(rows, Tensor):
-                return rows
-            if isinstance(rows, Touched):
-                found_inf.fill_(1)
-                self._report_touched(rows)
-                return None
-            self._give_up_kernel()
-        rows = None
-        with guard("scaler.gradients", self._recorder.fault):
-            rows = self._statistics.compute(grads)
-        internals.unscale_(grads, found_inf, inv_scale)
+        assert kernel is not None
+        rows: list[Tensor] = []
+        for grads in by_device:
+            with touching(bool(rows)):
+                rows.append(kernel(grads, *replicas.on(grads[0].device)))
         return rows
-
-    def _by_kernel(
-        self, kernel: Unscale, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor
-    ) -> Tensor | Touched | None:
-        """The statistics; None if it failed and has written nothing."""
-        with guard(self._place, self._recorder.fault, BY_REFERENCE):
-            try:
-                return kernel(grads, found_inf, inv_scale)
-            except Touched as touched:
-                return touched
-        return None
 
     def _report_touched(self, touched: Touched) -> None:
         try:

@@ -139,22 +139,24 @@ class Watch(Unwatched):
                 statistics.
             factors: its found_inf and inverse scale.
         Returns: what the method would have; None if it is still to be called.
-        Errors: those that torch's would have raised.
         """
-        replicas = listed = None
+        replicas = left = None
         with guard("scaler.gradients", self.recorder.fault):
             replicas = internals.replicas_for(scaler, torchs, factors)
-            listed = self._take_gradients(scaler, optimizer, fused, unscale=replicas is not None)
-        if listed is None or replicas is None:
+            left = self._take_gradients(scaler, optimizer, fused, unscale=replicas is not None)
+        if left is None or replicas is None:
             return None
-        # Out of the guard: from here on gradients change, and torch's method must not do it again.
-        index, gradients = listed
+        index, gradients = left
+        flags = replicas.found_inf()
         noted = self._gradients.pop(index)  # until it has its rows
-        rows = self._pass.unscale(gradients.by_device, replicas)
-        if rows is not None:
-            noted.rows = rows
-            self._gradients[index] = noted
-        return replicas.found_inf()
+        is_done = False
+        # From here on gradients change: whatever fails, torch's method must not do it again.
+        with guard("scaler.gradients", self.recorder.fault):
+            is_done, rows = self._pass.unscale(gradients.by_device, replicas)
+            if rows is not None:
+                noted.rows = rows
+                self._gradients[index] = noted
+        return flags if is_done else None
 
     def updating(self, scaler: Scaler, new_scale: object) -> Span:
         """Around `update()`."""
@@ -291,7 +293,7 @@ class Watch(Unwatched):
             self._probes.optimizer(index, gradients.parameters)
         if gradients.sums:
             self._probes.note(coalescing.overflow(gradients.sums, self._registry.tensor))
-        ours = unscale and gradients.usual and self._pass.unscales
+        ours = unscale and gradients.usual and self._pass.unscales and gradients.with_grad > 0
         rows = [] if ours else self._pass.read(gradients.by_device)
         self._gradients[index] = _Gradients(
             Unscaled(index, gradients.tensors, fused), rows, gradients.with_grad

@@ -94,6 +94,7 @@ class Worker:
         self._seq = itertools.count()
         self._begun = self._last_batch = clock()
         self._described = False
+        self._failed = 0  # failures of ours that the last description told
         self._stop = threading.Event()
         self._reason = ""
         self._keeper = Keeper(settings, run, producer, lambda what: warn("%s. %s", what, self._meanwhile()))
@@ -153,7 +154,7 @@ class Worker:
             self._share()
             harvests = self._harvest(final)
             events = [
-                *self._description(),
+                *self._description(final),
                 *self._queued(),
                 *(event for harvest in harvests for event in harvest.events),
             ]
@@ -201,11 +202,15 @@ class Worker:
         is_due = not 0 <= since_s < HEARTBEAT_S  # a clock may step back
         return [Event("heartbeat", self._clock())] if is_due else []
 
-    def _description(self) -> Iterator[Event]:
-        if not self._described:
-            self._described = True
+    def _description(self, final: bool) -> Iterator[Event]:
+        """The `run` event: at first, when it has changed, and as failures of ours become twice as many."""
+        failed = sum(failures.values())
+        if not self._described or failed > (self._failed if final else 2 * self._failed):
+            self._described, self._failed = True, failed
+            data: dict[str, Any] = {}
             with guard("recorder.describe", self._fault):
-                yield Event("run", self._begun, data=self._describe())
+                data = self._describe()
+            yield Event("run", self._begun, data=data | {"faults": dict(failures)})
 
     def _queued(self) -> Iterator[Event]:
         while self._events:

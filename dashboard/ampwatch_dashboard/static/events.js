@@ -82,7 +82,7 @@ const DETAILS = {
   backward_order: (d) => plural(d.tensors.length, "tensor"),
   origin: (d) => plural(Object.keys(d.origins).length, "tensor"),
   finish: (d) => `${plural(d.attempts, "attempt")}, ${count(d.taken)} taken, ${count(d.skipped)} skipped`,
-  run: (d) => [d.host, d.device, d.versions?.torch && `torch ${d.versions.torch}`].filter(Boolean).join(", "),
+  run: (d) => [d.host, d.device, d.versions?.torch && `torch ${d.versions.torch}`, failed(d)].filter(Boolean).join(", "),
   growth: () => "",
   backoff: () => "",
   set: () => "",
@@ -92,6 +92,11 @@ const DETAILS = {
 const softmax = (found) => found && `softmax in ${found.module}: ${count(found.masked)} of ${plural(found.rows, "row")} fully masked, ${count(found.overflowed)} overflowed`;
 
 const nonfinite = (check, noun) => `${count(check.count)} of ${plural(check.checked, noun)} not finite`;
+
+function failed(run) {
+  const times = Object.values(run.faults ?? {}).reduce((sum, n) => sum + n, 0);
+  return times ? `ampwatch itself failed ${plural(times, "time")}, training went on` : "";
+}
 
 function details(event) {
   try {
