@@ -7,7 +7,7 @@ import sent
 import sqlalchemy as sa
 
 from ampwatch.errors import InvalidBatch, RunNotFound
-from ampwatch.records import Event
+from ampwatch.records import Batch, Event
 from ampwatch_server import tables as t
 from ampwatch_server.service import Service
 from ampwatch_server.store import runs
@@ -104,6 +104,18 @@ def test_status_by_the_servers_clock(service: Service, clock: list[float]) -> No
     assert status() == "stalled"
     sent.store(service, sent.events(Event("finish", 1.0), seq=2))
     assert status() == "finished"
+
+
+def test_a_run_of_slow_attempts_is_stalled_after_20_of_them(service: Service, clock: list[float]) -> None:
+    def after(seconds: float, *batches: Batch) -> object:
+        clock[0] += seconds
+        sent.store(service, *batches)
+        return run(service)["status"]
+
+    sent.store(service, sent.events(Event("run", 1.0)))
+    assert after(200, sent.attempts(0, 5, 1)) == "live"  # 40 s each
+    assert [after(100, sent.events(Event("heartbeat", 1.0), seq=seq)) for seq in range(2, 10)] == ["live"] * 8
+    assert after(1, sent.events(Event("heartbeat", 1.0), seq=10)) == "stalled"
 
 
 def test_a_restart_makes_a_finished_run_live_again(service: Service, clock: list[float]) -> None:

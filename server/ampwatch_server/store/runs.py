@@ -20,6 +20,7 @@ from .processes import not_found, processes_of
 
 STATUSES: Final = ("live", "finished", "stalled", "crashed")
 MISSING_SHOWN: Final = 100
+STALLED_ATTEMPTS: Final = 20  # a slow run is not stalled before so many of its usual attempts could have come
 EDGE_S: Final = 10.0  # how long a change of status by time is looked for; who watches looks every second
 LATE_S: Final = 30.0  # after its end a run waits so long for what is missing; events overtake the rest
 NO_VERDICT: Final = {
@@ -118,9 +119,18 @@ def status_now(settings: Settings) -> sa.ColumnElement[str]:
     return sa.case(
         (sa.and_(runs.ended, sa.or_(runs.complete, runs.last_seen < now - LATE_S)), "finished"),
         (runs.last_seen < now - settings.silent_s, "crashed"),
-        (runs.last_attempt < now - settings.stalled_s, "stalled"),
+        (sa.and_(runs.last_attempt < now - settings.stalled_s, _stalls_at() < now), "stalled"),
         else_="live",
     )
+
+
+def _stalls_at() -> sa.ColumnElement[float]:
+    """The moment at which a run has missed `STALLED_ATTEMPTS` attempts, by the mean of its newest process."""
+    runs, process = t.runs.c, t.producers.c
+    mean_s = sa.select((runs.last_attempt - process.first_seen) / process.end_attempt)
+    mean_s = mean_s.where(process.run == runs.run, process.end_attempt > 0)
+    newest = mean_s.order_by(process.first_seen.desc(), process.id.desc()).limit(1).correlate(t.runs)
+    return runs.last_attempt + STALLED_ATTEMPTS * sa.func.coalesce(newest.scalar_subquery(), 0.0)
 
 
 def touch(connection: Connection, run: str) -> None:
@@ -137,6 +147,11 @@ def changed_since(connection: Connection, settings: Settings, since: float) -> N
         _just_past(runs.last_seen, now - settings.silent_s),
         _just_past(runs.last_seen, now - LATE_S),
         _just_past(runs.last_attempt, now - settings.stalled_s),
+        sa.and_(
+            runs.last_attempt < now - settings.stalled_s,
+            runs.last_seen >= now - settings.silent_s,
+            _just_past(_stalls_at(), now),
+        ),
     )
     query = _query(settings).where(sa.or_(t.run_state.c.changed > since, *edges))
     query = query.order_by(t.run_state.c.changed)
