@@ -62,6 +62,7 @@ class Keeper:
         self._tell, self._clock = tell, clock
         self._spool: SpoolWriter | None = None
         self._retry_at = 0.0
+        self._answered_seq = -1
         self._told: set[str] = set()
         self.part = ""  # what of the run is kept, where that is not all of it
         self.lost = Tombstones()
@@ -94,13 +95,15 @@ class Keeper:
         except OSError as error:
             self._fail(error)
             return set()
-        if dropped:
-            self._tell_short(dropped[-1].reason)
-        self.lost.add(dropped)
+        lost = [each for each in dropped if each.last_seq > self._answered_seq]  # the server has the others
+        if lost:
+            self._tell_short(lost[-1].reason)
+        self.lost.add(lost)
         return {batch.seq for batch in batches if not any(each.holds(batch) for each in dropped)}
 
     def forget(self, answered_seq: int) -> None:
         """Delete what the server has had for a while, see `SpoolWriter.forget`."""
+        self._answered_seq = answered_seq
         if self._spool is not None:
             self._spool.forget(answered_seq)
 

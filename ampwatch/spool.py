@@ -101,6 +101,12 @@ def segments(directory: Path) -> dict[str, Path]:
     return {path.relative_to(directory).as_posix(): path for series in by_kind for path in series}
 
 
+def is_whole(directory: Path) -> bool:
+    """Whether every process there still has its first rows: none was dropped, or deleted because a server has it."""
+    kept = [series for kinds in _producers(directory).values() for series in kinds.values() if series]
+    return all(series[0].stem.endswith("-000000") for series in kept)
+
+
 def run_directories(directory: str | Path) -> dict[str, Path]:
     """Folders by run id, from the oldest to the newest, under a folder of all runs, of one run or of one producer.
 

@@ -36,7 +36,8 @@ def diagnose(
     if path.is_file():
         _diagnose_trace(path, policy, json_)
         return
-    diagnosed = {run: diagnose_run(where) for run, where in spool.run_directories(path).items()}
+    directories = spool.run_directories(path)
+    diagnosed = {run: diagnose_run(where) for run, where in directories.items()}
     if json_:
         rows = [_as_dict(run, diagnosis) for run, diagnosis in diagnosed.items()]
         typer.echo(as_json(rows[0] if len(rows) == 1 else {"runs": rows}))
@@ -46,6 +47,8 @@ def diagnose(
     console = Console(highlight=False)
     for run, diagnosis in diagnosed.items():
         _print_run(console, run, diagnosis)
+        if not spool.is_whole(directories[run]):
+            _print_partial(console)
 
 
 def _diagnose_trace(path: Path, policy: str, json_: bool) -> None:
@@ -84,6 +87,17 @@ def _print_run(console: Console, run: str, diagnosis: Diagnosis) -> None:
     _print(console, heading)
     for finding in findings:
         _print_finding(console, finding)
+
+
+def _print_partial(console: Console) -> None:
+    from rich.text import Text
+
+    why = "a server has them, or there was no room for them (a `dropped` event says so)"
+    _print(
+        console,
+        Text(f"The first records of this run are not in this folder any more: {why}.", "dim"),
+        indent=2,
+    )
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

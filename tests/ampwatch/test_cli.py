@@ -92,6 +92,15 @@ def test_diagnose_prints_verdict_evidence_and_advice(tmp_path):
     assert f"→ {worst.advice[0].text}" in said
 
 
+def test_diagnose_says_when_the_first_records_are_gone(tmp_path):
+    record(tmp_path, "r")
+    gone = "The first records of this run are not in this folder any more: a server has them, or"
+    assert gone not in invoke("diagnose", tmp_path).output
+    (path,) = tmp_path.rglob("attempts-*.awb")
+    path.rename(path.with_name("attempts-000001.awb"))
+    assert gone in invoke("diagnose", tmp_path).output
+
+
 def test_what_is_not_read_in_a_terminal_is_not_wrapped(tmp_path):
     record(tmp_path, "one")
     worst = ampwatch.diagnose(tmp_path)[0]

@@ -19,7 +19,7 @@ from ampwatch.settings import Settings
 
 # A training loop without torch: a row every 10 ms, and the word to end it once some have been flushed.
 JOB = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import numpy as np
 from ampwatch import recorder
 from ampwatch.recorder import Harvest
@@ -51,6 +51,10 @@ ENDINGS = {
     "abort": ("os.abort()", -signal.SIGABRT),
     "terminate": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", -signal.SIGTERM),
     "kill": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(9)", -signal.SIGKILL),
+    "hang": (
+        "threading.Timer(0.5, os.kill, (os.getpid(), 9)).start(); threading.Semaphore(0).acquire()",
+        -signal.SIGKILL,
+    ),
     "fork": ("os.waitpid(os.fork() or sys.exit(0), 0)", 0),
 }
 

@@ -9,7 +9,7 @@ from ampwatch import spool
 from ampwatch.keeper import RETRY_S, Keeper
 from ampwatch.settings import Settings
 
-from .spooled import PRODUCER, attempts, events
+from .spooled import PRODUCER, attempts, events, tensors
 
 
 @pytest.fixture
@@ -86,3 +86,14 @@ def test_what_is_lost_adds_up_by_kind_and_reason(keeper):
         ("attempts", 9, 9, "refused by the server (422)", 1),
     ]
     assert not keeper.lost
+
+
+def test_what_the_server_has_is_not_lost_where_it_makes_room(tmp_path, told):
+    size = len(spool.frame(tensors(0)))
+    bounds = {"spool_max_bytes": 2 * size + size // 2, "spool_min_free_bytes": 0}
+    keeper = Keeper(Settings(dir=tmp_path, **bounds), "r", PRODUCER, told.append)
+    keeper.open()
+    keeper.write([tensors(0), tensors(1)])
+    keeper.forget(1)
+    assert keeper.write([tensors(2)]) == {2}
+    assert (kept(tmp_path), bool(keeper.lost), told, keeper.part) == ([2], False, [], "")
