@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from .examples import add_examples
+
 
 def describe(app: FastAPI) -> None:
     """Give an app an OpenAPI document whose operations are called by what they do, and which says how to sign in."""
@@ -28,6 +30,7 @@ def _told(document: dict[str, Any]) -> dict[str, Any]:
         for operation in methods.values():
             operation["summary"], _, rest = operation["description"].partition("\n")
             operation["description"] = rest.strip()
+    add_examples(document)
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,25 @@ def test_the_description_says_what_each_endpoint_does_and_how_to_sign_in(client:
     assert told["summary"] == "The verdict and the findings, the worst first."
     assert document["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
     assert "HTTPValidationError" not in document["components"]["schemas"]  # every error is a Problem
+
+
+def test_every_endpoint_has_an_example_that_its_own_schema_allows(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    checked = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            bodies = [
+                operation.get("requestBody", {}),
+                *(operation["responses"][s] for s in operation["responses"] if s < "3"),
+            ]
+            for media in (media for body in bodies for media in body.get("content", {}).values()):
+                if "$ref" in media["schema"]:
+                    model = getattr(schemas, media["schema"]["$ref"].rpartition("/")[2])
+                    model.model_validate_json(json.dumps(media["example"]), strict=True)
+                    checked += 1
+                elif path.startswith("/v1") and media["schema"].get("format") != "binary":
+                    assert "example" in media, (method, path)
+    assert checked >= 25
 
 
 def test_every_endpoint_below_v1_wants_a_token(client: httpx.Client) -> None:

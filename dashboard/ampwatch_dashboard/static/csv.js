@@ -5,7 +5,7 @@ const FORMULA = /^[=+\-@\t\r]/;
 
 function cell(value) {
   if (value == null) return "";
-  const text = typeof value === "string" && FORMULA.test(value) ? `'${value}` : String(value);
+  const text = typeof value === "string" && FORMULA.test(value) && value !== "-Infinity" ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

@@ -45,6 +45,10 @@ _FILES: Final[dict[int | str, dict[str, Any]]] = {
     }
 }
 
+_PAGE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/html": {"schema": {"type": "string"}, "example": "<!doctype html>…"}}}
+}
+
 
 @router.get("/runs/{run}/export", response_class=StreamingResponse, responses=_FILES | problems(404))
 def export(
@@ -67,7 +71,7 @@ def export(
     return StreamingResponse(exporter.write(form), headers=headers, media_type=MEDIA[form])
 
 
-@router.get("/runs/{run}/report", response_class=HTMLResponse, responses=problems(404))
+@router.get("/runs/{run}/report", response_class=HTMLResponse, responses=_PAGE | problems(404))
 def get_report(run: RunId, service: ServiceOf, theme: Theme = "light") -> Response:
     """The run as one HTML file that needs nothing else: verdict, findings, plots, events."""
     headers = {"Content-Disposition": f'attachment; filename="{run}.html"', "Cache-Control": "no-store"}
