@@ -52,7 +52,7 @@ class Recorder:
         self.settings = settings or Settings.load()
         self.rank, self._world_size = identity.rank_and_world()
         self.run = identity.run_id(self.settings, self._world_size)
-        self._listeners = [on_finding] if on_finding else []
+        self._listeners = [] if on_finding is None else [on_finding]
         self._clock, self._http = clock, http
         self._description: dict[str, Any] = {}
         self.logbook = Logbook()

@@ -36,7 +36,8 @@ def clip_scaled(case: Case) -> Iterator[Finding]:
     value, scale = found.value, texts.power(case.stream.scale)
     measured = "L2 norm" if what == "norm" else "largest element"
     text = f"The {measured} of the scaled gradient is {value:.6g} in every attempt, whatever the loss and the scale are."
-    true = f"At loss scale {scale} that is a true {measured} of {value / case.stream.scale:.3g}."
+    true = value / case.stream.scale if case.stream.scale > 0 else math.inf
+    at_scale = f"At loss scale {scale} that is a true {measured} of {true:.3g}."
     yield case.finding(
         "clip_scaled",
         "error",
@@ -44,7 +45,7 @@ def clip_scaled(case: Case) -> Iterator[Finding]:
             first=texts.at(found.since), value=f"{value:.4g}", scale=scale, measured=measured
         ),
         first=found.since,
-        evidence=[Evidence(text=text, value=value, attempt=found.since.attempt), Evidence(text=true)],
+        evidence=[Evidence(text=text, value=value, attempt=found.since.attempt), Evidence(text=at_scale)],
         advice=texts.fill(texts.ADVICE[f"clip_scaled.{what}"], value=f"{value:.4g}"),
         confidence=0.95,
     )

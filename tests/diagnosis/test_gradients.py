@@ -87,3 +87,9 @@ def test_a_logged_norm_that_is_infinite_by_itself():
     assert run.kinds() == [("norm_overflow", "error", "open")]
     run = with_column(Run().clean(300).skip(1).clean(5), "log.grad_norm", {300: math.inf, 301: math.inf}, 1.0)
     assert [f.kind for f in run.findings()] == ["growth_probe"]
+
+
+def test_a_pinned_norm_is_told_when_the_scale_has_come_to_0():
+    run = pinned(10).skip(20, loss=math.nan)
+    run.rows[-1]["scale_after"] = 0.0
+    assert "clip_scaled" in [f.kind for f in run.findings()]
