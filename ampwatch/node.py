@@ -57,11 +57,20 @@ class Node:
     ) -> None:
         self.is_sender, self._clock = is_sender, clock
         self._begun = clock()
-        self._place = _own_folder(base or Path(tempfile.gettempdir()), run)
+        self._folder = folder.absolute()
+        self._place = _place(base or Path(tempfile.gettempdir()), run)
         self._mark = self._place / (_SENDER if is_sender else producer)
-        self._mark.write_text(str(folder.absolute()))
+        self.stay()
         self._tails: dict[str, Tail] = {}
         self._held: Batch | None = None
+
+    def stay(self) -> None:
+        """Show that this process is there, also to who clears a temporary folder of what is old."""
+        try:
+            os.utime(self._mark)
+        except FileNotFoundError:
+            _make_own(self._place)
+            self._mark.write_text(str(self._folder))
 
     @property
     def is_served(self) -> bool:
@@ -74,7 +83,6 @@ class Node:
 
     def forward(self, submit: Callable[[Batch], bool]) -> bool:
         """Hand on what the other processes have written; False where not all was taken, and is offered again."""
-        self._mark.touch()
         for mark in [mark for mark in self._place.iterdir() if mark.name != _SENDER]:
             with contextlib.suppress(FileNotFoundError):  # it is leaving
                 tail = self._tails.setdefault(mark.stem, Tail(Path(mark.read_text())))
@@ -110,12 +118,14 @@ class Node:
         return True
 
 
-def _own_folder(base: Path, run: str) -> Path:
-    """A folder that no other user can read or has laid there."""
+def _place(base: Path, run: str) -> Path:
     name = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
-    folder = base / f"ampwatch-{os.getuid()}-{name}"
+    return base / f"ampwatch-{os.getuid()}-{name}"
+
+
+def _make_own(folder: Path) -> None:
+    """Make a folder that no other user can read or has laid there."""
     folder.mkdir(mode=0o700, exist_ok=True)
     there = folder.lstat()
     if there.st_uid != os.getuid() or there.st_mode & 0o077:
         raise PermissionError(13, "it is another user's", str(folder))
-    return folder

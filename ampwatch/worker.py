@@ -67,6 +67,7 @@ class Worker:
         settings, run, producer, rank: as in `Recorder`.
         sources: harvested in this order; the list may grow, and what has given its last harvest is removed from it.
         describe: gives the data of the `run` event, called on the thread.
+        node: the processes of this machine, where one of them sends for all.
         listeners: called with each fatal finding.
         clock: Unix time in seconds.
         http: transport of httpx in place of the network, for tests.
@@ -151,7 +152,8 @@ class Worker:
     def _flush(self, final: bool = False) -> None:
         with guard("recorder.flush", self._fault):
             self._take_refused()
-            self._share()
+            with guard("recorder.node", self._fault):
+                self._share()
             harvests = self._harvest(final)
             events = [
                 *self._description(final),
@@ -248,6 +250,7 @@ class Worker:
         """Send what the others of this machine record; or for ourselves, where nobody does it for us."""
         if self._node is None:
             return
+        self._node.stay()
         if self._others is not None:
             self._node.forward(partial(self._others.submit, is_spooled=False))
         elif self._transport is None and not (self._node.is_served and self._keeper.is_writing):

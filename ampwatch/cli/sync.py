@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampwatch.errors import SettingsError
+from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.settings import Settings
 
 from ._json import as_json
@@ -36,8 +36,11 @@ def sync(
     if not settings.server:
         raise SettingsError("server: name it with --server https://ampwatch.example.org, or AMPWATCH_SERVER")
     handover = Handover(directory, settings.server, settings.token, again=again)
-    _send(handover)
-    report = handover.delete() if delete else handover.report
+    try:
+        _send(handover)
+        report = handover.delete() if delete else handover.report
+    except OSError as error:
+        raise AmpwatchError(f"{error.filename or directory}: {error.strerror}") from error
     typer.echo(as_json(asdict(report)) if json_ else _told(report, settings.server))
     if report.refused or report.unreadable:
         raise typer.Exit(1)

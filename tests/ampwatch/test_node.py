@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 import tempfile
 
 import httpx
@@ -67,6 +68,16 @@ def test_a_folder_that_somebody_else_laid_there_is_not_used(join, tmp_path):
     place.chmod(0o777)
     with pytest.raises(PermissionError):
         join(OTHER)
+
+
+def test_who_clears_the_temporary_folder_breaks_nothing(join, tmp_path):
+    sender, other, got = join(PRODUCER, is_sender=True), join(OTHER), []
+    writer(tmp_path / "runs", OTHER).write([events(0, producer=OTHER)])
+    shutil.rmtree(sender._place)
+    for node in (sender, other):
+        node.stay()
+    assert sender.forward(lambda batch: not got.append(batch.seq))
+    assert (got, other.is_served) == ([0], True)
 
 
 def test_launchers_say_which_process_of_a_machine_it_is():

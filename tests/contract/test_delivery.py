@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ampwatch import cli, spool
+from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.recorder import Harvest, Recorder
 from ampwatch.records import Event
 from ampwatch.settings import Settings
@@ -59,9 +60,12 @@ def get(server, path):
 
 
 def settled(server):
-    """The run once its counts have followed what was acknowledged."""
-    deadline = time.monotonic() + 10
-    while (run := get(server, "runs/r"))["attempts"] < 10 and time.monotonic() < deadline:
+    """The run once it is known to be whole."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        run = get(server, "runs/r")
+        if (run["status"], run["attempts"]) == ("finished", 10):
+            break
         time.sleep(0.02)
     return run
 
@@ -95,3 +99,16 @@ def test_a_folder_is_synced_by_the_command_and_then_deleted(tmp_path, server, mo
     report = json.loads(done.stdout)
     assert (done.exit_code, report["stored"], len(report["deleted"]), report["kept"]) == (0, count, 1, {})
     assert (settled(server)["attempts"], list((tmp_path / "runs").iterdir())) == (10, [])
+
+
+def test_sync_without_a_server_or_into_a_place_that_cannot_be_written_says_so(tmp_path, server, monkeypatch):
+    record(tmp_path / "runs", None, None)
+    monkeypatch.delenv("AMPWATCH_SERVER", raising=False)
+    with pytest.raises(SettingsError, match="name it with --server"):
+        CliRunner().invoke(cli.app, ["sync", str(tmp_path / "runs")], catch_exceptions=False)
+    monkeypatch.setenv("AMPWATCH_TOKEN", server.token)
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    with pytest.raises(AmpwatchError, match=r"/proc/none.*: No such file or directory"):
+        CliRunner().invoke(
+            cli.app, ["sync", str(tmp_path / "runs"), "--server", server.url], catch_exceptions=False
+        )
