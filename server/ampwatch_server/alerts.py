@@ -28,6 +28,7 @@ from .writer import Unavailable
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 5.0
+STOP_S: Final = 5.0
 CLAIM_S: Final = 60.0  # longer than a request may take
 FIRST_RETRY_S: Final = 10.0
 LONGEST_RETRY_S: Final = 3600.0
@@ -61,11 +62,11 @@ class Alerts:
             self._thread.start()
 
     def stop(self) -> None:
-        """End after the request under way; what was not sent stays in the outbox."""
+        """End after the request under way, or without it where that takes long: what was not sent stays in the outbox."""
         self._stop.set()
         self._news.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_S)
 
     def note(self, connection: Connection, run: str, findings: Iterable[Finding]) -> None:
         """Write the alerts that findings call for into the outbox, in the transaction that stores them."""

@@ -26,7 +26,7 @@ def test_runs_are_ticked_and_compared(page: Page, server: Running) -> None:
     expect(page.locator("#outcome")).to_contain_text("Failing")
     expect(page.locator("#differences")).to_contain_text("Nothing that was recorded of them differs")
     page.get_by_label("Leave Broken run out").click()
-    expect(page.get_by_role("heading", name="Compare 1 runs")).to_be_visible()
+    expect(page.get_by_role("heading", name="Compare 1 run", exact=True)).to_be_visible()
 
 
 def test_a_comparison_is_an_address(page: Page, server: Running) -> None:

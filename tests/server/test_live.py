@@ -71,6 +71,24 @@ def test_a_clock_that_is_set_back_hides_no_news(tmp_path: Path, connect) -> None
             assert next(told)["attempts"] == 4
 
 
+def test_a_stream_goes_on_at_another_server(database: str, connect) -> None:
+    with (
+        running(database=database) as first,
+        running(database=database) as second,
+        connect(first) as here,
+        connect(second) as there,
+    ):
+        sent.send(here, sent.attempts(0, 3, 0), sent.attempts(0, 3, 0, run="other", producer=sent.Q))
+        sent.until(lambda: here.get("/v1/runs/r").json()["attempts"] == 3)
+        with here.stream("GET", "/v1/live") as response:
+            told = events(response)
+            seen = {producer: seq for _ in range(2) for producer, seq in next(told)["cursor"].items()}
+        sent.send(here, sent.attempts(3, 5, 1))
+        with there.stream("GET", "/v1/live", headers={"Last-Event-ID": json.dumps(seen)}) as response:
+            state = next(state for state in events(response) if state["attempts"] == 5)
+    assert (state["run"], state["cursor"]) == ("r", {sent.P: 1})
+
+
 def test_is_news() -> None:
     state = {"cursor": {"a": 3, "b": 1}, "status": "live"}
     assert is_news(state, {})

@@ -3,7 +3,7 @@
 import { get, ROOT } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render, s } from "./dom.js";
-import { ago, count, dateTime, percent, real, text } from "./format.js";
+import { ago, count, dateTime, percent, plural, real, text } from "./format.js";
 import { follow, throttle } from "./live.js";
 import { prose, scale } from "./math.js";
 import { draw, onRange, plotly } from "./plot.js";
@@ -46,7 +46,7 @@ function showEmpty() {
 async function show() {
   const names = found.runs.map(nameOf);
   document.title = `${names.join(", ")} · ampwatch`;
-  byId("title").textContent = `Compare ${count(names.length)} runs`;
+  byId("title").textContent = `Compare ${plural(names.length, "run")}`;
   const figure = await get("compare/figure", { runs: chosen().join(","), theme: theme(), points: points(), ...rangeQuery(range()) });
   const colors = found.runs.map((_, i) => figure.data.find((trace) => trace.legendgroup === String(i))?.line.color);
   render(byId("outcome"), [found.runs, colors], () => outcome(colors));
