@@ -28,6 +28,7 @@ from .outcome import (
     Outcome,
     applied_nonfinite,
     bits,
+    by_optimizer,
     change_of,
     outcome_of,
     skip_data,
@@ -263,6 +264,7 @@ class Harvester:
             "lr": MISSING if attempt.lr is None else attempt.lr,
             **totals_of(outcome, self.origins.are_float16(outcome.ids)),
             "applied_nonfinite": applied_nonfinite(attempt, outcome),
+            **by_optimizer(attempt, outcome),
         }
 
     def _events_of(
@@ -306,9 +308,9 @@ def _looks_finite(attempt: Attempt, outcome: Outcome) -> bool:
 def _attempt_table(rows: Sequence[dict[str, Any]]) -> Table | None:
     if not rows:
         return None
-    logged = sorted({name for row in rows for name in row if name.startswith(LOGGED_PREFIX)})
+    added = sorted({name for row in rows for name in row if name not in ATTEMPT_COLUMNS})
     table = {name: np.array([row[name] for row in rows], dtype) for name, dtype in ATTEMPT_COLUMNS.items()}
-    for name in logged:
+    for name in added:
         table[name] = np.array([row.get(name, MISSING) for row in rows], np.float64)
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -32,8 +32,8 @@ class Unscaled:
 @dataclass(frozen=True)
 class Attempt:
     """What only the host knows of an attempt. Its numbers are scale, scale_after, growth_tracker, loss, found_inf of
-    each optimizer of `found`, whether a gradient was left over of each of `residues`, then of each of
-    `unscaled` the statistics without the histogram, tensors × SCALARS.
+    each optimizer of `found`, whether a gradient was left over of each of `residues`, the step that each of `counted`
+    stands at, then of each of `unscaled` the statistics without the histogram, tensors × SCALARS.
     """
 
     attempt: int
@@ -49,7 +49,9 @@ class Attempt:
     manual: bool  # update() was given a new scale
     residues: list[int] = field(default_factory=list)
     micro_batches: int = -1
+    counted: list[int] = field(default_factory=list)
     lr: float | None = None
+    lrs: dict[int, list[float | None]] = field(default_factory=dict)  # of each optimizer's groups
     scaled: bool = True  # by a scaler, which skips what is not finite
     logged: Entry = field(default_factory=Entry)
 
@@ -64,6 +66,7 @@ class Outcome:
     loss: float
     skipped: list[int]
     residue: bool
+    counts: dict[int, float]  # state["step"] of an optimizer
     ids: npt.NDArray[np.int64]
     columns: Numbers  # (SCALARS, tensors)
 
@@ -82,7 +85,8 @@ def bits(optimizers: Sequence[int]) -> int:
 def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     """Tell the numbers of an attempt apart."""
     middle = 4 + len(attempt.found)
-    head = middle + len(attempt.residues)
+    left = middle + len(attempt.residues)
+    head = left + len(attempt.counted)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
     return Outcome(
@@ -91,7 +95,8 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
         growth_tracker=int(tracker),
         loss=loss if attempt.has_loss else MISSING,
         skipped=[i for i, found in zip(attempt.found, numbers[4:middle], strict=True) if found > 0],
-        residue=bool(numbers[middle:head].any()),
+        residue=bool(numbers[middle:left].any()),
+        counts=dict(zip(attempt.counted, numbers[left:head].tolist(), strict=True)),
         ids=ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else np.empty(0, np.int64),
         columns=np.ascontiguousarray(numbers[head:].reshape(-1, len(SCALARS)).T),
     )
@@ -115,6 +120,28 @@ def totals_of(outcome: Outcome, is_float16: npt.NDArray[np.bool_]) -> dict[str, 
         if largest > 0:
             totals["headroom_log2"] = float(np.log2(FLOAT16_MAX / largest))
     return totals
+
+
+def by_optimizer(attempt: Attempt, outcome: Outcome) -> dict[str, float]:
+    """What an attempt's row says of each optimizer, as far as its other columns do not: steps, norms, learning rates."""
+    columns = {f"optimizer.{i}.step": count for i, count in outcome.counts.items()}
+    if len(attempt.unscaled) > 1:
+        columns |= dict(_norms(attempt, outcome))
+    if len(attempt.lrs) > 1 or any(len(groups) > 1 for groups in attempt.lrs.values()):
+        for i, groups in attempt.lrs.items():
+            columns |= {f"optimizer.{i}.lr.{g}": lr for g, lr in enumerate(groups) if lr is not None}
+    return columns
+
+
+def _norms(attempt: Attempt, outcome: Outcome) -> Iterator[tuple[str, float]]:
+    """L2 norms of the true gradients; missing where an element is not finite."""
+    start = 0
+    for unscaled in attempt.unscaled:
+        part = slice(start, start + len(unscaled.tensors))
+        start = part.stop
+        if outcome.scale > 0 and not outcome.n_nonfinite[part].any():
+            norm = float(np.sqrt(outcome.columns[AT["sum_sq"], part].sum())) / outcome.scale
+            yield f"optimizer.{unscaled.optimizer}.norm", norm
 
 
 def applied_nonfinite(attempt: Attempt, outcome: Outcome) -> bool:

@@ -167,6 +167,7 @@ class Protocol:
         It is wrong once a loss of the window was scaled; before that, if it applies once more what scaler.step() has
         applied, in two windows in a row.
         """
+        self.window.add(f"outside:{optimizer}")
         if self.window.losses:
             return [CallFault("step_outside_scaler", optimizer, self.window.order, raised=False)]
         if not self._repeats(optimizer):

@@ -94,6 +94,7 @@ REQUIRED: Final[dict[Kind, tuple[str, ...]]] = {
     "tensors": ("attempt", "tensor", "scale", "numel"),
 }
 LOGGED_PREFIX: Final = "log."  # what ampwatch.log() added: `log.<name>`, reals
+OPTIMIZER_PREFIX: Final = "optimizer."  # of one optimizer: `optimizer.0.step`, `.norm`, `.lr.<group>`, reals
 
 EVENT_TYPES: Final = frozenset(
     {
@@ -131,7 +132,7 @@ EVENT_TYPES: Final = frozenset(
 _PRODUCER = re.compile(r"[0-9a-f]{32}\Z")
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z")
 RUN_ID_RULE: Final = "1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit"
-_LOGGED = re.compile(r"log\.[A-Za-z0-9_./ -]{1,64}\Z")
+_ADDED = re.compile(r"(log\.[A-Za-z0-9_./ -]{1,64}|optimizer\.\d{1,3}\.(step|norm|lr\.\d{1,3}))\Z")
 _MAX_COLUMNS = 256
 
 
@@ -174,6 +175,11 @@ class Batch(msgspec.Struct, frozen=True):
     def events(self) -> list[Event]:
         """The events of an `events` batch. InvalidBatch if the body cannot be read."""
         return _decode_events(self.body)
+
+
+def is_added(name: str) -> bool:
+    """Whether attempts may have a column of this name beside `ATTEMPT_COLUMNS`: logged, or of one optimizer."""
+    return bool(_ADDED.match(name))
 
 
 def is_missing(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -377,7 +383,7 @@ def _decode_column(kind: Kind, name: str, dtype: str, width: int, data: bytes) -
 def _dtype_of(kind: Kind, name: str) -> str:
     dtype = COLUMNS[kind].get(name)
     if dtype is None:
-        if kind != "attempts" or not _LOGGED.match(name):
+        if kind != "attempts" or not is_added(name):
             raise InvalidBatch(
                 f"columns.{name}", f"{kind} have no such column; what log() adds begins with 'log.'"
             )

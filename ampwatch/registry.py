@@ -181,6 +181,20 @@ def first_lr(optimizer: Optimizer) -> float | None:
     return _real(optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
 
 
+def lrs_of(optimizer: Optimizer) -> list[float | None]:
+    """Learning rate of each group; None as for `first_lr`."""
+    return [_real(group.get("lr")) for group in optimizer.param_groups]
+
+
+def step_of(optimizer: Optimizer) -> Tensor | None:
+    """`state["step"]` of the first parameter that has a state, wherever it lies; None where there is none."""
+    state = next(iter(optimizer.state.values()), None)
+    step = state.get("step") if isinstance(state, dict) else None
+    if isinstance(step, Real):
+        return torch.tensor(float(step), dtype=torch.float64, device="cpu")
+    return step if isinstance(step, Tensor) and step.numel() == 1 and not step.is_meta else None
+
+
 def describe_optimizer(optimizer: Optimizer, index: int) -> dict[str, Any]:
     """What the `optimizers` event says of an optimizer."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -188,7 +202,7 @@ def describe_optimizer(optimizer: Optimizer, index: int) -> dict[str, Any]:
         "id": index,
         "class": type(optimizer).__name__,
         "fused": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
-        "lr": [_real(group.get("lr")) for group in optimizer.param_groups],
+        "lr": lrs_of(optimizer),
         "eps": _real(optimizer.param_groups[0].get("eps")) if optimizer.param_groups else None,
         "numel": sum(p.numel() for p in parameters),
         "tensors": len(parameters),

@@ -32,7 +32,7 @@ from .losses import Losses
 from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .protocol import Call, CallFault, Protocol
-from .registry import Name, Sink, dtype_name, first_lr, names_of, registry_of
+from .registry import Name, Sink, dtype_name, lrs_of, names_of, registry_of, step_of
 from .ring import Memory
 from .stats.choose import choose
 from .tripwires import Tripwires, residue_of
@@ -127,7 +127,7 @@ class Watch(Unwatched):
         """Around `step()`."""
         closure = "closure" in kwargs or any(callable(arg) for arg in args[:1])
         announce = partial(self._announce_step, scaler, optimizer, closure)
-        return self._around("step", announce, self._close_step)
+        return self._around("step", announce, partial(self._close_step, optimizer))
 
     def gradients(
         self, scaler: Scaler, optimizer: Optimizer, torchs: UnscaleGrads, factors: Factors, *, fused: bool
@@ -200,7 +200,8 @@ class Watch(Unwatched):
         self._gradients: dict[int, _Gradients] = {}
         self._accumulations: dict[int, int] = {}
         self._residues: dict[int, Tensor | None] = {}  # None where the gradient was None
-        self._lr: float | None = None
+        self._lrs: dict[int, list[float | None]] = {}  # of each optimizer that was stepped
+        self._counts: dict[int, Tensor] = {}  # and the step it stands at
 
     def _note_losses(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
         for loss in losses:
@@ -246,8 +247,7 @@ class Watch(Unwatched):
         ):  # unscaled already; else they are looked at as torch's step() unscales them
             self._inspect_gradients(index, optimizer)
             self._look_at_step(scaler, index, optimizer)
-        if self._lr is None:
-            self._lr = first_lr(optimizer)
+        self._lrs[index] = lrs_of(optimizer)
         return self._protocol.step(index, closure=closure)
 
     def _close(self, call: Call | None, raised: bool) -> None:
@@ -261,12 +261,14 @@ class Watch(Unwatched):
             self._looked_at[index] = times + 1
             self._fused = FusedStep(optimizer, index, internals.scale_of(scaler))
 
-    def _close_step(self, call: Call | None, raised: bool) -> None:
-        self._stepping = None
+    def _close_step(self, optimizer: Optimizer, call: Call | None, raised: bool) -> None:
+        index, self._stepping = self._stepping, None
         looked, self._fused = self._fused, None
         if looked is not None and not raised:
             self._probes.note(looked.ended())
         self._close(call, raised)
+        if index is not None and (step := step_of(optimizer)) is not None:
+            self._counts[index] = step
 
     def _seen(self, scaler: Scaler, optimizer: Optimizer) -> int:
         """Index of the optimizer. When this scaler sees it first, both are introduced, and its steps are watched."""
@@ -348,7 +350,7 @@ class Watch(Unwatched):
         loss = before if loss is None else loss  # in its place, and not read
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
         left = [flag for i in self._left_in(noted.found_inf) if (flag := self._residues[i]) is not None]
-        return [before, after, tracker, loss, *noted.found_inf.values(), *left]
+        return [before, after, tracker, loss, *noted.found_inf.values(), *left, *self._counts.values()]
 
     def _left_in(self, unscaled: Iterable[int]) -> list[int]:
         """Optimizers whose first parameter had a gradient before the window's first backward pass."""
@@ -375,7 +377,9 @@ class Watch(Unwatched):
             manual=noted.manual,
             residues=self._left_in(found),
             micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
-            lr=self._lr,
+            counted=list(self._counts),
+            lr=next((lrs[0] for lrs in self._lrs.values() if lrs), None),
+            lrs=self._lrs,
             logged=self.recorder.logbook.end(),
         )
 

@@ -305,6 +305,40 @@ def test_a_gan_has_two_streams(recorder):
     assert recorder.data("call_fault") == []
 
 
+def test_what_an_attempt_says_of_each_optimizer(recorder):
+    """Two in one attempt, the first with two groups and its gradient not finite in the second attempt."""
+    models = [Weighted(), Weighted(), Weighted()]
+    groups = [{"params": models[0].parameters(), "lr": 0.5}, {"params": models[1].parameters(), "lr": 0.25}]
+    optimizers = [torch.optim.Adam(groups), torch.optim.Adagrad(models[2].parameters(), lr=1.0)]
+    scaler = make(recorder, init_scale=4.0)
+    for x in (3.0, math.inf, 3.0):
+        for model, each in zip(models, (x, 4.0, 2.0), strict=True):
+            model.zero_grad()
+            scaler.scale(model(torch.tensor([each, 0.0]))).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    said = {name: recorder.column(f"optimizer.{name}") for name in ("0.step", "1.step", "0.norm", "1.norm")}
+    assert is_missing(said["0.norm"]).tolist() == [False, True, False]
+    assert [said["0.norm"][0], *said.pop("0.norm")[2:]] == [5.0, 5.0]
+    assert said == {"0.step": [1, 1, 2], "1.step": [1, 2, 3], "1.norm": [2.0] * 3}
+    assert [recorder.column(f"optimizer.{name}")[0] for name in ("0.lr.0", "0.lr.1", "1.lr.0")] == [
+        0.5,
+        0.25,
+        1.0,
+    ]
+    assert (recorder.column("stepped"), recorder.column("skipped")) == ([3, 3, 3], [0, 1, 0])
+
+
+def test_a_step_outside_the_scaler_stands_in_the_order_of_calls(recorder):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+    attempt(scaler, model, optimizer)
+    optimizer.step()
+    attempt(scaler, model, optimizer)
+    assert recorder.data("calls")[1]["order"] == ["outside:0", "scale", "step:0", "update"]
+
+
 def test_a_scaler_made_anew_replaces_the_one_before(recorder):
     model = Weighted()
     optimizer = sgd(model)

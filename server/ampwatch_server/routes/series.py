@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from ampwatch.records import ATTEMPT_COLUMNS, LOGGED_PREFIX
+from ampwatch.records import ATTEMPT_COLUMNS, is_added
 from ampwatch_server import schemas
 from ampwatch_server.store import series as store
 from ampwatch_server.store import tensors
@@ -40,8 +40,8 @@ Columns = Annotated[int, Query(ge=1, le=2000)]
 
 
 def is_series(name: str) -> bool:
-    """Whether a name is a column of attempts, or one that log() added."""
-    return name in SERIES or name.startswith(LOGGED_PREFIX)
+    """Whether a name is a column of attempts, or one that was added: by log(), or of one optimizer."""
+    return name in SERIES or is_added(name)
 
 
 def columns_asked(

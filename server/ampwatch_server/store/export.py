@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from ampwatch.records import COLUMNS, LOGGED_PREFIX, Array, Table, to_json_list
+from ampwatch.records import COLUMNS, Array, Table, is_added, to_json_list
 from ampwatch_server import tables as t
 from ampwatch_server.db import Database
 
@@ -148,7 +148,7 @@ class Exporter:
         if self._asked.kind == "tensors":
             return ("rank", "producer", "name", *known, "lost_share")
         logged = {name for producer in self._producers for name in self._recorded(producer)}
-        return ("rank", "producer", *known, *sorted(n for n in logged if n.startswith(LOGGED_PREFIX)))
+        return ("rank", "producer", *known, *sorted(filter(is_added, logged)))
 
     def _recorded(self, producer: Row[Any]) -> Iterator[str]:
         """Names of the columns that a producer has recorded."""

@@ -66,7 +66,7 @@ def as_sent(kind: Literal["attempts", "tensors"], table: Table) -> Iterator[Tabl
     rows that lack one go into a table without it.
     """
     known = records.COLUMNS[kind]
-    kept = {n: c for n, c in table.items() if n in known or n.startswith(records.LOGGED_PREFIX)}
+    kept = {n: c for n, c in table.items() if n in known or records.is_added(n)}
     lacking = {
         n: is_missing(c) for n, c in kept.items() if known.get(n) in (INT, FLAG) and c.dtype.kind == "f"
     }
