@@ -9,9 +9,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 import ampwatch
 from ampwatch.errors import SettingsError
+from ampwatch.optimizer import StepWatch
 from ampwatch.records import is_missing
 from ampwatch.stats.layout import SCALARS
 
@@ -314,3 +317,22 @@ def test_compiled_steps_are_left_alone(recorder):
     torch.compile(optimizer.step, backend="eager")()
     assert model.w.tolist() == [0.5, 0.5]
     assert recorder.events("fault") == []
+
+
+def real_memory(size):
+    with _disable_current_modes():
+        vector = torch.zeros(size, dtype=torch.float64, device="cpu")
+        return vector, vector.numpy()
+
+
+def test_a_step_never_waits_for_a_cuda_device():
+    """Fake CUDA tensors have no values, so whatever reads one raises."""
+    watch = StepWatch(MemoryRecorder(statistics="reference"), memory=real_memory)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        parameter = nn.Parameter(torch.ones(70))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(3):
+            parameter.grad = torch.ones(70)
+            watch.before(optimizer, (optimizer,), {})
+            optimizer.step()
+    assert len(watch._dispatch._ring) == 3
