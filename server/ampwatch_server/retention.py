@@ -22,6 +22,7 @@ from .fold import add_missing_parts
 from .lease import Lease, LeaseLost
 from .settings import Keep, Settings
 from .store.removal import delete_where, empty_run, give_back
+from .store.runs import touch
 from .store.windows import WINDOW
 from .writer import Unavailable
 
@@ -165,6 +166,7 @@ class Retention:
             lease.assert_held(connection)
             mine = t.producers.update().where(t.producers.c.id == producer.id)
             connection.execute(mine.values({f"{kind}_from": producer.edge}))
+            touch(connection, lease.run)  # what a client has cached of it is old
 
         self._database.write(job)
 

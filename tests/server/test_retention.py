@@ -65,6 +65,20 @@ def test_detail_goes_by_age_and_the_levels_above_stay(service: Service, clock: l
     assert retention(service).due() == []
 
 
+def test_what_a_client_keeps_of_a_run_is_old_when_detail_has_gone(
+    service: Service, clock: list[float]
+) -> None:
+    def revision() -> int:
+        with service.database.read() as connection:
+            return connection.execute(sa.select(t.run_state.c.revision)).scalar_one()
+
+    recorded(service)
+    before = revision()
+    clock[0] += 8 * DAY_S
+    retention(service).prune()
+    assert revision() == before + 1
+
+
 def test_a_run_that_lives_is_left_alone(service: Service, clock: list[float]) -> None:
     recorded(service)
     clock[0] += 100 * DAY_S

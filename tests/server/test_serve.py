@@ -150,8 +150,12 @@ def test_what_is_followed_is_tried_again_until_the_database_takes_it(
     service.stop()
 
 
-def test_next_batch_s(service: Service) -> None:
-    now = service.settings.clock()
-    assert service.next_batch_s("r", now, trouble=False) == 1.0
-    assert service.next_batch_s("r", now - 999, trouble=True) == 1.0
-    assert 10 <= service.next_batch_s("r", now - 999, trouble=False) <= 20
+def test_clients_come_soon_while_a_run_is_young_or_in_trouble(service: Service, clock: list[float]) -> None:
+    failing = {"loss": [float("nan")] * 12, "found_inf": [1] * 12, "skipped": [1] * 12}
+    sent.store(service, sent.attempts(0, 3), sent.attempts(0, 12, run="bad", producer=sent.Q, **failing))
+    assert service.look_up_wait_s("r") == 1.0
+    clock[0] += 999
+    assert 10 <= service.look_up_wait_s("r") <= 20
+    assert 10 <= service.known_wait_s("r") <= 20
+    assert service.look_up_wait_s("bad") == 1.0
+    assert service.known_wait_s("unknown") is None
