@@ -67,7 +67,12 @@ def test_everything_goes_once_and_the_next_time_what_is_new(folder, sync, store)
     assert sync().send().stored == 3
     writer.write([attempts(3)])
     assert (sync().send().stored, store.requests) == (1, 4)
-    assert list(store.batches.values()) == [events(0), attempts(1), tensors(2), attempts(3)]
+    assert [store.batches[PRODUCER, seq] for seq in range(4)] == [
+        events(0),
+        attempts(1),
+        tensors(2),
+        attempts(3),
+    ]
     assert sync(again=True).send().stored == 4
     assert len(store.batches) == 4
 
