@@ -102,7 +102,8 @@ class _Shown:
         self._largest = np.append(
             self._largest, np.zeros(max(ids.max(initial=-1) + 1 - len(self._largest), 0))
         )
-        scaled = self._largest[ids] * tensors["scale"]
+        with np.errstate(invalid="ignore"):  # nothing at a scale of inf is no number, which is not below any
+            scaled = self._largest[ids] * tensors["scale"]
         is_known = ~zero & (tensors["n_bad"] == 0) & (tensors["scale"] > 0)
         self._largest[ids[is_known]] = tensors["max_abs"][is_known] / tensors["scale"][is_known]
         return cast("npt.NDArray[np.bool_]", zero & (scaled > 0) & (scaled < VANISHING))
