@@ -1,62 +1,85 @@
-"""What watching costs: process CPU time of whole training steps, plain and watched scaler in alternating blocks.
+"""What watching costs: CPU time of whole training steps, without a monitor and with it, ours beside others.
 
-    python benchmarks/overhead.py [--pairs 30] [--width 384] [--layers 6]
+    python benchmarks/overhead.py [--minutes 8] [--monitors ours nothing norms hooks tensorboard wandb trainscope]
 
-A 12.2 M-parameter GPT on the CPU in float32 through an enabled scaler (float16 products are up to 100 × slower on
-a CPU without native support, which would hide the cost). All threads of the process count, the recorder's and the
-server's as well; the server runs in this process and receives every batch. Prints the median of the ratios
-watched / plain and its 95 % interval. AMPWATCH_STATS picks the statistics pass; one that fails ends the benchmark.
+Each monitor has a process of its own (overhead_job.py) and, where it is somebody else's package, a virtual environment
+of its own, made here from the package registry and thrown away; it finds torch in the one that this runs in. Pairs of
+blocks, without and with the monitor, are taken of one after another; ours comes every other time. It runs with default
+settings and a live server, in a process of its own, so that several flushes fall into what is measured. Prints the
+median of the ratios with / without and its 95 % interval, distribution-free. What ampwatch's own threads take is added
+to its ratios as an average. AMPWATCH_STATS picks the statistics pass; one that fails ends the benchmark.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
+import venv
+from pathlib import Path
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+from served import server_process
 
-import ampwatch
-from ampwatch.guard import failures
-from ampwatch_server.serve import running
-
-VOCABULARY = 2048
-STEPS = 3  # a block
+JOB = Path(__file__).with_name("overhead_job.py")
+PACKAGES = {"tensorboard": "tensorboard==2.21.0", "wandb": "wandb==0.31.0", "trainscope": "trainscope==1.8.1"}
+WITHOUT_DEPENDENCIES = ("trainscope",)  # it would bring a torch of its own
+MONITORS = ("ours", "nothing", "norms", "hooks", *PACKAGES)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, context, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(rows, context, 3, 6, width // 6).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(rows, context, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-def build(width: int, layers: int) -> nn.Module:
-    blocks = [Block(width) for _ in range(layers)]
-    return nn.Sequential(
-        nn.Embedding(VOCABULARY, width), *blocks, nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
-    )
+def interpreter_for(name: str, folder: Path) -> str:
+    """An interpreter that has the package of a monitor, and torch."""
+    if name not in PACKAGES:
+        return sys.executable
+    place = folder / name
+    venv.create(place, with_pip=True)
+    python = place / "bin" / "python"
+    alone = ["--no-deps"] if name in WITHOUT_DEPENDENCIES else []
+    subprocess.run([str(python), "-m", "pip", "install", "-q", *alone, PACKAGES[name]], check=True)
+    own = subprocess.run(
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    paths = [path for path in sys.path if path.endswith("site-packages")] or [sysconfig.get_path("purelib")]
+    Path(own, "torch_of_the_benchmark.pth").write_text("\n".join(paths))
+    return str(python)
 
 
-def block_seconds(model, optimizer, scaler, tokens) -> float:
-    """Process CPU seconds of one step, over a block."""
-    started = time.process_time()
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    return (time.process_time() - started) / STEPS
+class Running:
+    """A job that waits for its next pair."""
+
+    def __init__(self, name: str, python: str, environ: dict[str, str]) -> None:
+        self.name = name
+        self.pairs: list[dict[str, float]] = []
+        self._process = subprocess.Popen(
+            [python, str(JOB), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+        )
+
+    def take(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("pair "):
+                self.pairs.append(json.loads(line.removeprefix("pair ")))
+                return
+        raise SystemExit(f"{self.name} ended with {self._process.wait()}")
+
+    def end(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        if self._process.wait():
+            raise SystemExit(f"{self.name} ended with {self._process.returncode}")
+
+    def ratios(self) -> list[float]:
+        plain = statistics.median(pair["plain"] for pair in self.pairs)
+        steps = sum(pair["steps"] for pair in self.pairs[1:])
+        later = (self.pairs[-1]["background"] - self.pairs[0]["background"]) / max(steps, 1) / plain
+        return [pair["watched"] / pair["plain"] + later for pair in self.pairs]
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -66,39 +89,41 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return ordered[max(0, int(n / 2 - half))], ordered[min(n - 1, int(n / 2 + half))]
 
 
+def measure(jobs: list[Running], minutes: float) -> None:
+    """Pairs of each in turn; ours, where it is among them, every other time."""
+    until, turn = time.monotonic() + 60 * minutes, 0
+    ours = [job for job in jobs if job.name == "ours"]
+    others = [job for job in jobs if job.name != "ours"]
+    while time.monotonic() < until:
+        for job in ours:
+            job.take()
+        if others:
+            others[turn % len(others)].take()
+        turn += 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--monitors", nargs="+", choices=MONITORS, default=list(MONITORS))
     given = parser.parse_args()
-    torch.manual_seed(0)
-    model = build(given.width, given.layers)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    tokens = torch.randint(VOCABULARY, (4, 65))
-    plain = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with tempfile.TemporaryDirectory() as folder, running(database=f"sqlite:///{folder}/db") as server:
-        settings = ampwatch.Settings.load(server=server.url, token=server.token, dir=folder)
-        watched = ampwatch.GradScaler("cpu", init_scale=1024.0, model=model, settings=settings)
-        for scaler in (plain, watched):
-            block_seconds(model, optimizer, scaler, tokens)
-        times = [
-            (block_seconds(model, optimizer, plain, tokens), block_seconds(model, optimizer, watched, tokens))
-            for _ in range(given.pairs)
-        ]
-        statistics_pass = vars(watched)["_ampwatch"]._pass.name
-        ampwatch.finish()
-    assert not failures, failures  # another pass would have been measured
-    ratios = [ours / theirs for theirs, ours in times]
-    low, high = interval(ratios)
-    size = sum(p.numel() for p in model.parameters()) / 1e6
-    base = statistics.median(theirs for theirs, _ in times) * 1e3
-    print(
-        f"{size:.1f} M parameters, statistics by {statistics_pass}, plain scaler {base:.0f} ms CPU a step; watched / plain: median "
-        f"{statistics.median(ratios):.3f} (95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs)"
-    )
+    with tempfile.TemporaryDirectory() as folder, server_process(folder) as (url, token):
+        environ = os.environ | {"AMPWATCH_SERVER": url, "AMPWATCH_TOKEN": token}
+        interpreters = {name: interpreter_for(name, Path(folder)) for name in given.monitors}
+        jobs = [Running(name, python, environ) for name, python in interpreters.items()]
+        measure(jobs, given.minutes)
+        for job in jobs:
+            job.end()
+    for job in (each for each in jobs if each.pairs):
+        ratios = job.ratios()
+        low, high = interval(ratios)
+        base = statistics.median(pair["plain"] for pair in job.pairs) * 1e3
+        print(
+            f"{job.name:12} with / without: median {statistics.median(ratios):.3f} "
+            f"(95 % interval {low:.3f} to {high:.3f}, {len(ratios)} pairs), {base:.0f} ms CPU a step without"
+        )
 
 
 if __name__ == "__main__":
