@@ -1,0 +1,38 @@
+"""Memory of a training process stays flat, whatever it has recorded. benchmarks/memory.py goes on for longer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ampwatch
+from ampwatch.recorder import Recorder
+
+WARM_UP, ATTEMPTS = 500, 1500
+MOST_MIB = 4.0
+
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_memory_stays_flat(tmp_path):
+    recorder = Recorder(ampwatch.Settings(dir=tmp_path, quiet=True, flush_s=0.1))
+    scaler = ampwatch.GradScaler("cpu", recorder=recorder)
+    parameters = [torch.nn.Parameter(torch.zeros(8)) for _ in range(4)]
+    optimizer = torch.optim.SGD(parameters, lr=0.0)
+    for attempt in range(WARM_UP + ATTEMPTS):
+        scaler.scale(torch.ones(()))
+        for parameter in parameters:
+            parameter.grad = torch.full((8,), torch.inf if attempt % 100 == 99 else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if attempt == WARM_UP:
+            before = resident_mib()
+    assert resident_mib() - before < MOST_MIB
+    recorder.finish()
