@@ -21,9 +21,18 @@ from .tables import chunks, parts, producers
 
 def roll(database: Database, lease: Lease, producer_id: int, end: int) -> None:
     """Make the chunks above level 0 whose windows lie before `end` and which are missing. LeaseLost."""
+    with database.read() as connection:
+        rolled = connection.execute(
+            sa.select(producers.c.rolled).where(producers.c.id == producer_id)
+        ).scalar()
+    if rolled is None:  # deleted meanwhile
+        return
     for level in range(1, TOP_LEVEL + 1):
+        size = window_size(level)
+        if floor_to(rolled, size) == floor_to(end, size):  # nor is any window above complete
+            return
         with database.read() as connection:
-            missing = _missing_parents(connection, producer_id, level, end)
+            missing = _missing_parents(connection, producer_id, level, rolled, end)
         for window in missing:
             _roll_one(database, lease, window)
 
@@ -33,12 +42,10 @@ def above(window: Window) -> Window:
     return window._replace(level=window.level + 1)
 
 
-def _missing_parents(connection: Connection, producer_id: int, level: int, end: int) -> list[Window]:
-    size = window_size(level)
-    rolled = connection.execute(sa.select(producers.c.rolled).where(producers.c.id == producer_id)).scalar()
-    if rolled is None:
-        return []
-    begin = floor_to(rolled, size)
+def _missing_parents(
+    connection: Connection, producer_id: int, level: int, rolled: int, end: int
+) -> list[Window]:
+    begin = floor_to(rolled, window_size(level))
     there = _windows(connection, chunks, producer_id, level, level, begin, end)
     children = _windows(connection, chunks, producer_id, level, level - 1, begin, end)
     waiting = _windows(connection, parts, producer_id, level, level, begin, end)

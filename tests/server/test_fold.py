@@ -181,8 +181,8 @@ def test_any_order_and_repetition_end_in_the_same_chunks(
 def answers(service: Service, run: str) -> list[object]:
     with service.database.read() as connection:
         asked = Range(0, None, 37)
-        lines = read_series(connection, service.tails, run, ["loss"], asked, rank=None, stream=None)
-        grid = read_heatmap(connection, service.tails, run, "headroom_log2", asked, rank=None, rows=None)
+        lines = read_series(connection, service.tails, run, ["loss"], asked)
+        grid = read_heatmap(connection, service.tails, run, "headroom_log2", asked, rows=None)
     streams = [stream | {"producer": ""} for stream in lines["streams"]]
     return [streams, grid["attempt"], grid["values"]]
 

@@ -44,27 +44,64 @@ def read_points(
     tail: Tail,
     *,
     hist: bool = False,
-    only: Sequence[str] = PARTS,
 ) -> Table:
     """Points of `stride` attempts over the attempts of `span`, from chunks of at most `level`.
 
     The span is widened to whole points. `stride` is a multiple of `point_size(kind, level)`. With `hist` the
-    points of tensors carry the sum of their histograms. Of each name they carry the parts `only`.
+    points of tensors carry the sum of their histograms.
     """
-    first, end = floor_to(span[0], stride), -floor_to(-span[1], stride)
-    shown = _Shown(names, only, hist)
-    wanted = columns_of(names, tensors=where.kind == "tensors", parts=only) | ({"hist"} if hist else set())
+    whole = _widened(span, stride)
+    wanted = columns_of(names, tensors=where.kind == "tensors") | ({"hist"} if hist else set())
+    points = concat(_cover(connection, where, whole, level, wanted, _Shown(names, PARTS, hist), tail))
+    inside = (points["attempt"] >= whole[0]) & (points["attempt"] < whole[1])
+    return merge(points if inside.all() else select(points, inside), stride)
+
+
+def read_cells(
+    connection: Connection,
+    where: Where,
+    span: Span,
+    level: int,
+    stride: int,
+    name: str,
+    part: str,
+    tail: Tail,
+) -> list[Table]:
+    """One part of one statistic of all tensors, as `read_points` has it before points are merged, and no labels."""
+    column = f"{name}:{part}"
+    wanted, shown = {"attempt", "tensor", column}, _Shown([name], [part], hist=False)
+    whole = _widened(span, stride)
+    cells = []
+    for table in _cover(connection, where, whole, level, wanted, shown, tail):
+        inside = (table["attempt"] >= whole[0]) & (table["attempt"] < whole[1])
+        found = {key: table[key] for key in wanted if key in table}
+        cells.append(found if inside.all() else select(found, inside))
+    return cells
+
+
+def _widened(span: Span, stride: int) -> Span:
+    return floor_to(span[0], stride), -floor_to(-span[1], stride)
+
+
+def _cover(
+    connection: Connection,
+    where: Where,
+    span: Span,
+    level: int,
+    wanted: set[str],
+    shown: _Shown,
+    tail: Tail,
+) -> list[Table]:
+    """Tables of points that cover a span, and may go beyond it."""
     touched = tail.touched(where.stream)
-    gaps, found = [(first, end)], []
+    gaps, found = [span], []
     for k in range(level, 0, -1):
         for table, size in ((chunks, window_size(k)), (parts, window_size(k - 1))):
             taken, gaps = _take(connection, table, size, where, k, gaps, touched, wanted)
             found += taken
     rows = _rows(connection, where, gaps, shown, tail)
     found.append(_points(where.kind, _none(where.kind) if rows is None else rows, shown))
-    points = concat(found)
-    inside = (points["attempt"] >= first) & (points["attempt"] < end)
-    return merge(points if inside.all() else select(points, inside), stride)
+    return found
 
 
 def read_rows(

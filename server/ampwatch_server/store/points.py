@@ -23,9 +23,9 @@ _COUNTS: Final = ("count", "nan", "pinf", "ninf")
 PARTS: Final = ("min", "max", "sum", *_COUNTS)
 
 
-def columns_of(names: Iterable[str], *, tensors: bool, parts: Sequence[str] = PARTS) -> set[str]:
-    """Names of the columns that points of these names consist of, labels included; of each only these parts."""
-    own = {f"{name}:{part}" for name in names for part in parts}
+def columns_of(names: Iterable[str], *, tensors: bool) -> set[str]:
+    """Names of the columns that points of these names consist of, labels included."""
+    own = {f"{name}:{part}" for name in names for part in PARTS}
     return own | {"attempt", "rows", *LABELS} | ({"tensor"} if tensors else set())
 
 

@@ -14,8 +14,8 @@ from ampwatch.records import MISSING, Array, Table, missing, to_json_list
 from ampwatch_server import tables as t
 
 from .blob import jsonable
-from .cover import Where, read_points, read_rows, streams_of
-from .points import LABELS, PARTS, select
+from .cover import Where, read_cells, read_points, read_rows, streams_of
+from .points import LABELS, concat, select
 from .processes import EVERYONE, Source, processes_of
 from .stats import inputs_of
 from .tail import Tail, TailReader
@@ -92,9 +92,8 @@ def tensor_points(
     asked: Range,
     *,
     hist: bool = False,
-    only: Sequence[str] = PARTS,
 ) -> list[tuple[int, int, Table]]:
-    """Points of all tensors of a producer, with these parts: (stream, stride, points) for each stream with any."""
+    """Points of all tensors of a producer: (stream, stride, points) for each stream that has any."""
     needed = inputs_of(names) | ({"hist"} if hist else set())
     tail = tails.read(connection, producer.id, "tensors", needed)
     span = _span(producer, asked)
@@ -102,10 +101,28 @@ def tensor_points(
     found = []
     for index in streams_of(connection, producer.id, "tensors", tail):
         where = Where(producer.id, "tensors", index)
-        points = read_points(connection, where, span, level, stride, names, tail, hist=hist, only=only)
+        points = read_points(connection, where, span, level, stride, names, tail, hist=hist)
         if len(points["attempt"]):
             found.append((index, stride, points))
     return found
+
+
+def tensor_cells(
+    connection: Connection, tails: TailReader, producer: Row[Any], name: str, part: str, asked: Range
+) -> tuple[int, Table] | None:
+    """One part of one statistic of all tensors of a producer, and the stride of its points; None without any.
+
+    Where a table holds several values for one stride, they stand beside each other.
+    """
+    tail = tails.read(connection, producer.id, "tensors", inputs_of([name]))
+    span = _span(producer, asked)
+    level, stride = _stride(producer, "tensors", span, asked.points)
+    cells: list[Table] = []
+    for index in streams_of(connection, producer.id, "tensors", tail):
+        where = Where(producer.id, "tensors", index)
+        cells += read_cells(connection, where, span, level, stride, name, part, tail)
+    found = [table for table in cells if len(table["attempt"])]
+    return (stride, concat(found)) if found else None
 
 
 def labels_at(

@@ -14,12 +14,13 @@ from ampwatch_server import tables as t
 
 from .blob import unpack
 from .paging import read_cursor, write_cursor
-from .points import concat, select
+from .points import select
 from .processes import EVERYONE, Source, processes_of, require_run
-from .series import Range, integers, labels_at, require_tensor, tensor_points
+from .series import Range, integers, labels_at, require_tensor, tensor_cells, tensor_points
 from .stats import STATS, Stat
 from .tail import TailReader
 
+_NEVER: Final = np.iinfo(np.int64).max
 BINS_LOG2: Final = tuple(range(HIST_LOG2_MIN, HIST_LOG2_MIN + HIST_BINS))
 
 
@@ -61,11 +62,10 @@ def read_heatmap(
     """
     kind = STATS[stat]
     for producer in _candidates(connection, run, source):
-        found = tensor_points(connection, tails, producer, [stat], asked, only=[kind.worst])
-        if found:
-            points = concat([points for _, _, points in found])
-            stride = found[0][1]
-            return _heatmap(connection, tails, producer, stat, kind, points, stride, rows)
+        found = tensor_cells(connection, tails, producer, stat, kind.worst, asked)
+        if found is not None:
+            stride, cells = found
+            return _heatmap(connection, tails, producer, stat, kind, cells, stride, rows)
     return {"stat": stat, "unit": kind.unit, "tensors": [], "attempt": [], "step": [], "values": []}
 
 
@@ -135,15 +135,16 @@ def _heatmap(
 def _grid(points: Table, ids: Array, stat: str, kind: Stat, stride: int) -> tuple[Array, Array]:
     """Attempts of the columns in which anything was recorded, and the worst value of each tensor in each."""
     bins = points["attempt"] // stride
-    present, column = np.unique(bins, return_inverse=True)
-    first = np.full(len(present), np.iinfo(np.int64).max)
+    column = bins - bins.min()
+    first = np.full(int(column.max()) + 1, _NEVER)
     np.minimum.at(first, column, points["attempt"])
-    values = missing((len(ids), len(present)))
-    place = (np.searchsorted(ids, points["tensor"]), column)
+    values = missing((len(ids), len(first)))
+    row = np.searchsorted(ids, points["tensor"])
     pick = np.fmax if kind.worst == "max" else np.fmin
-    pick.at(values, place, points[f"{stat}:{kind.worst}"])
+    pick.at(values.reshape(-1), row * len(first) + column, points[f"{stat}:{kind.worst}"])
     values[np.isnan(values)] = MISSING
-    return first, values
+    present = first < _NEVER
+    return first[present], values[:, present]
 
 
 def _worst_rows(values: Array, kind: Stat, rows: int | None) -> list[int]:

@@ -1,0 +1,266 @@
+"""Ingest: batches a second into one server, durable, authenticated, validated and diagnosed.
+
+    python benchmarks/ingest.py [big|ranks|catchup|tensors ...] [--seconds 20] [--peers]
+
+big      one client, 1,000 attempts of 20 scalars a batch
+ranks    8,000 ranks of one run, 5 attempts a batch, over 64 connections
+catchup  as big, through a backlog of 200 batches, while a second client asks for runs, series and findings
+tensors  one client, 41 samples of 300 tensors with histograms a batch
+
+A server of its own process stores into a fresh SQLite file. "a core" divides by the CPU time of the server, all
+of its threads, until everything is folded and diagnosed: other work on the machine does not change it much. Acknowledged is
+what was answered 200 until the clients stopped; written is what the server's process gave to the disk, stored the file
+at the end. --peers puts trackers through 20 scalars a step in environments of their own, made here by pip.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+import httpx
+import numpy as np
+import tables
+from queries import Server
+from rich.console import Console
+from rich.table import Table
+
+from ampwatch import records
+
+CONSOLE = Console(width=120)
+RANKS = 8000
+PEERS = {"mlflow": "mlflow", "tensorboard": "tensorboard torch", "wandb": "wandb", "trackio": "trackio"}
+PEER_STEPS = {"mlflow": 1000, "tensorboard": 2000, "wandb": 5000, "trackio": 5000}
+
+
+def big(seconds: float, first: int = 0):
+    """Bodies of 1,000 attempts, made before the clock runs."""
+    rng, producer = np.random.default_rng(0), os.urandom(16).hex()
+    rows = tables.attempts(rng, 0, 1000)
+    for seq in range(first, first + int(400 * seconds)):
+        table = rows | {"attempt": rows["attempt"] + seq * 1000}
+        yield records.to_bytes(tables.batch("attempts", table, seq, "big", producer)), 1000
+
+
+def ranks(seconds: float):
+    """Bodies of 5 attempts of 8,000 ranks in turn."""
+    rng = np.random.default_rng(0)
+    rows = tables.attempts(rng, 0, 5)
+    producers = [os.urandom(16).hex() for _ in range(RANKS)]
+    for i in range(int(2000 * seconds)):
+        seq, rank = divmod(i, RANKS)
+        table = rows | {"attempt": rows["attempt"] + seq * 5}
+        yield records.to_bytes(tables.batch("attempts", table, seq, "ranks", producers[rank], rank)), 5
+
+
+def tensor_rows(seconds: float):
+    """Bodies of 12,300 tensor rows."""
+    rng, producer = np.random.default_rng(0), os.urandom(16).hex()
+    yield (
+        records.to_bytes(
+            records.pack_events(tables.described(300), producer=producer, seq=0, run="tensors", rank=0)
+        ),
+        0,
+    )
+    rows = tables.tensors(rng, np.arange(0, 1024, tables.EVERY), 300)
+    for seq in range(1, 1 + int(4 * seconds)):
+        table = rows | {"attempt": rows["attempt"] + (seq - 1) * 1024}
+        yield records.to_bytes(tables.batch("tensors", table, seq, "tensors", producer)), len(rows["attempt"])
+
+
+async def post(
+    server: Server, bodies: list[tuple[bytes, int]], connections: int, seconds: float
+) -> tuple[int, int]:
+    """Send for so long, or until nothing is left; batches and rows that were acknowledged."""
+    deadline, left, done = time.monotonic() + seconds, iter(bodies), [0, 0]
+
+    async def client() -> None:
+        sending = await Connection.open(server)
+        for body, rows in left:
+            status = await sending.post(body)
+            if status in (429, 503):
+                await asyncio.sleep(0.2)
+                continue
+            assert status == 200, status
+            done[0] += 1
+            done[1] += rows
+            if time.monotonic() > deadline:
+                break
+        sending.close()
+
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return done[0], done[1]
+
+
+class Connection:
+    """Posts batches over one connection at next to no cost: client and server share the cores here."""
+
+    def __init__(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._head, self._reader, self._writer = head, reader, writer
+
+    @classmethod
+    async def open(cls, server: Server) -> "Connection":
+        head = (
+            f"POST /v1/batches HTTP/1.1\r\nHost: {server.url}\r\nAuthorization: Bearer {server.token}\r\n"
+            "Content-Type: application/vnd.ampwatch.batch\r\nContent-Length: "
+        ).encode()
+        return cls(head, *await asyncio.open_connection(*server.url.split(":")))
+
+    async def post(self, body: bytes) -> int:
+        self._writer.write(self._head + str(len(body)).encode() + b"\r\n\r\n" + body)
+        await self._writer.drain()
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        await self._reader.readexactly(int(length.split(b":")[1]))
+        return int(answer.split(b" ", 2)[1])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def ask(server: Server, run: str, stop: asyncio.Event) -> list[float]:
+    """Milliseconds of reads, one after the other."""
+    times = []
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with httpx.AsyncClient(base_url=f"http://{server.url}", headers=headers, timeout=120) as http:
+        while not stop.is_set():
+            for path in ("/v1/runs", f"/v1/runs/{run}/series", f"/v1/runs/{run}/findings"):
+                started = time.perf_counter()
+                await http.get(path)
+                times.append((time.perf_counter() - started) * 1000)
+    return times
+
+
+async def profile(name: str, server: Server, seconds: float) -> tuple[int, int, list[float]]:
+    make, connections = {
+        "big": (big, 1),
+        "ranks": (ranks, 64),
+        "tensors": (tensor_rows, 1),
+        "catchup": (big, 1),
+    }[name]
+    bodies = list(make(seconds))
+    if name != "catchup":
+        return *await post(server, bodies, connections, seconds), []
+    await post(server, bodies[:200], 4, 600)
+    stop = asyncio.Event()
+    asking = asyncio.create_task(ask(server, "big", stop))
+    done = await post(server, bodies[200:], connections, seconds)
+    stop.set()
+    return *done, await asking
+
+
+def drained(server: Server, most_s: float = 60) -> None:
+    """Wait until the server has nothing more to fold or to diagnose."""
+    before, deadline = -1.0, time.monotonic() + most_s
+    while server.cpu_s() - before > 0.1 and time.monotonic() < deadline:
+        before = server.cpu_s()
+        time.sleep(3)
+
+
+def run(name: str, seconds: float) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder) / "ampwatch.db")
+        with server.client() as client:
+            client.get("/v1/runs").raise_for_status()
+        idle_s, started, memory = server.cpu_s(), time.monotonic(), server.memory_mb()
+        batches, rows, reads = asyncio.run(profile(name, server, seconds))
+        took, ack_cpu_s = time.monotonic() - started, server.cpu_s() - idle_s
+        drained(server)
+        cpu_s, written, peak = server.cpu_s() - idle_s, server.written_bytes(), server.memory_mb(peak=True)
+        server.stop()
+        stored = sum(path.stat().st_size for path in Path(folder).glob("ampwatch.db*"))
+    asked = (
+        f"{statistics.median(reads):.0f} / {statistics.quantiles(reads, n=20)[-1]:.0f}"
+        if len(reads) > 1
+        else ""
+    )
+    return [
+        name, f"{batches / took:,.0f}", f"{rows / took:,.0f}", f"{batches / ack_cpu_s:,.0f}", f"{rows / cpu_s:,.0f}",
+        f"{written / max(1, rows):,.0f}", f"{stored / max(1, rows):,.0f}", f"{memory:.0f} → {peak:.0f}", asked,
+    ]  # fmt: skip
+
+
+PEER_CODE = """
+import os, sys, time, tempfile
+which, steps, names = sys.argv[1], int(sys.argv[2]), [f"m{i}" for i in range(20)]
+folder = tempfile.mkdtemp(); os.chdir(folder)
+os.environ |= {"TRACKIO_DIR": folder, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+if which == "mlflow":
+    import mlflow
+    from mlflow.entities import Metric
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/ml.db"); mlflow.set_experiment("x")
+    client = mlflow.MlflowClient()
+    with mlflow.start_run() as run:
+        started = time.perf_counter()
+        for step in range(0, steps, 50):
+            client.log_batch(run.info.run_id, [Metric(n, s * .1, int(time.time() * 1000), s) for s in range(step, step + 50) for n in names])
+elif which == "tensorboard":
+    from torch.utils.tensorboard import SummaryWriter
+    started = time.perf_counter(); writer = SummaryWriter(folder)
+    for step in range(steps):
+        for name in names: writer.add_scalar(name, step * .1, step)
+    writer.close()
+elif which == "wandb":
+    import wandb
+    started = time.perf_counter(); run = wandb.init(project="p", dir=folder)
+    for step in range(steps): run.log({name: step * .1 for name in names})
+    run.finish()
+else:
+    import trackio
+    started = time.perf_counter(); trackio.init(project="p", name="r")
+    for step in range(steps): trackio.log({name: step * .1 for name in names})
+    trackio.finish()
+took = time.perf_counter() - started
+size = sum(os.path.getsize(os.path.join(a, f)) for a, _, files in os.walk(folder) for f in files)
+print(f"{steps / took:,.0f} {size / steps:,.0f}")
+"""
+
+
+def peer(name: str, place: Path) -> list[str]:
+    python = place / name / "bin" / "python"
+    if not python.exists():
+        venv.create(place / name, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PEERS[name].split()], check=True)
+    done = subprocess.run(
+        [python, "-c", PEER_CODE, name, str(PEER_STEPS[name])], capture_output=True, text=True
+    )
+    if done.returncode:
+        return [name, "failed", done.stderr.strip().splitlines()[-1][:60]]
+    return [name, *done.stdout.strip().splitlines()[-1].split()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("profiles", nargs="*", default=["big", "ranks", "catchup", "tensors"])
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "ampwatch-peers")
+    given = parser.parse_args()
+    heads = (
+        "batches/s",
+        "rows/s",
+        "batches/s a core",
+        "rows/s a core, folded",
+        "B written a row",
+        "B stored a row",
+    )
+    shown = Table("profile", *heads, "MB", "reads, ms p50 / p95")
+    for name in given.profiles:
+        shown.add_row(*run(name, given.seconds))
+    CONSOLE.print(shown)
+    if given.peers:
+        others = Table("tracker, 20 scalars a step", "steps/s", "B stored a step")
+        for name in PEERS:
+            others.add_row(*peer(name, given.environments))
+        CONSOLE.print(others)
+
+
+if __name__ == "__main__":
+    main()
