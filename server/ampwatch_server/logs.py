@@ -31,7 +31,7 @@ LEFT: Final = 499  # in the log only: the client went before it was answered
 _GIVEN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 # what follows a scheme, a link or a cookie's name; a word as long as a token; a password in a URL
 _SECRETS: Final = re.compile(
-    r"(?i)(?<=bearer )[^\s'\",]+|(?<=/link/)[^\s'\"/?]+|(?<=ampwatch_session=)[^\s'\";]+"
+    r"(?i)(?<=bearer )[^\s'\",]+|(?<=/link/)[^\s'\"/?]+|(?<=ampwatch_session)(?:_\d+)?=[^\s'\";]+"
     r"|(?<![\w-])[\w-]{43}(?![\w-])|(?<=://)[^\s/@'\"]*:[^\s/@'\"]*(?=@)"
 )
 _HIDDEN: Final = "[redacted]"

@@ -164,3 +164,14 @@ def test_edits_and_deletions_are_written_down(service: Service) -> None:
     with service.database.read() as connection:
         rows = connection.exec_driver_sql("SELECT who, action, subject FROM audit").all()
     assert [tuple(row) for row in rows] == [("token ci 1", "delete", "r")]
+
+
+def test_two_servers_on_one_machine_keep_their_sessions_apart(tmp_path: Path) -> None:
+    with (
+        running(database=str(tmp_path / "a.db")) as one,
+        running(database=str(tmp_path / "b.db")) as other,
+        httpx.Client(follow_redirects=True) as browser,
+    ):
+        assert browser.get(one.link).status_code == 200
+        assert browser.get(other.link).status_code == 200
+        assert [browser.get(f"{server.url}/").status_code for server in (one, other)] == [200, 200]

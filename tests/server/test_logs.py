@@ -57,6 +57,7 @@ def test_a_line_tells_the_request_and_the_traceback() -> None:
     [
         "Authorization: Bearer SECRET",
         f"Cookie: {COOKIE}=SECRET; a=b",
+        f"Cookie: {COOKIE}_8765=SECRET; a=b",
         "GET /link/SECRET?x",
         "postgresql://ada:SECRET@db/x",
         "told " + "SECRET" + "x" * 37,

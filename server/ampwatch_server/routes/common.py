@@ -39,8 +39,14 @@ def grant_of(request: Request, service: Service) -> Grant | None:
     """Who asks: by bearer token, else by the cookie of a browser's session."""
     if (token := bearer(request)) is not None:
         return service.auth.find(token, "token")
-    cookie = request.cookies.get(COOKIE)
+    cookie = request.cookies.get(cookie_of(request))
     return service.auth.find(cookie, "session") if cookie else None
+
+
+def cookie_of(request: Request) -> str:
+    """Name of the session's cookie. Browsers keep cookies by host, not by port: of two servers each has its own."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
 
 
 def bearer(request: Request) -> str | None:

@@ -13,10 +13,10 @@ from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
 from ampwatch_dashboard import STATIC
 from ampwatch_server.assets import PLOTLY, package
-from ampwatch_server.auth import COOKIE, SESSION_S, Grant
+from ampwatch_server.auth import SESSION_S, Grant
 from ampwatch_server.problems import Problem
 
-from .common import ServiceOf, grant_of, problems, require
+from .common import ServiceOf, cookie_of, grant_of, problems, require
 
 router = APIRouter(include_in_schema=False)
 
@@ -107,7 +107,7 @@ def link(code: str, request: Request, service: ServiceOf) -> Response:
     service.link_opened()
     response = RedirectResponse("../", 303, {"Cache-Control": "no-store"})
     response.set_cookie(
-        COOKIE,
+        cookie_of(request),
         session,
         max_age=int(SESSION_S),
         path=f"{service.settings.root_path}/",
