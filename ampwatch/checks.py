@@ -77,6 +77,7 @@ def facts_of(
         "with_grad": sum(p.grad is not None for p in parameters),
         "low": _low_precision(trainable, name),
         "state_dtypes": _state_dtypes(optimizer),
+        "steps_before": _steps_before(optimizer),
         "hooks": sum(map(_has_hooks, trainable)),
         "devices": sorted({p.device.type for p in parameters}),
         "shared": [each for i, other in others.items() if (each := _shared(trainable, other, i, name))],
@@ -134,6 +135,14 @@ def _state_dtypes(optimizer: Optimizer) -> list[str]:
         value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()
     )
     return sorted({dtype_name(v.dtype) for v in states if isinstance(v, Tensor) and v.is_floating_point()})
+
+
+def _steps_before(optimizer: Optimizer) -> int | None:
+    """Steps that the optimizer's own state counts; None where it counts none, or counts them on a device."""
+    counted = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+    step = next((step for step in counted if step is not None), None)
+    on_device = isinstance(step, Tensor) and step.device.type != "cpu"
+    return None if step is None or on_device else int(step)
 
 
 def _shared(

@@ -5,12 +5,13 @@
     ...                      # forward
     check.collect()          # an Observation
 
-Only layers that are a pure function of inputs and weights are computed again: no buffer is written, no random number
-is drawn, no hook is called.
+A copy of the module is computed, and the random numbers that it draws are drawn again: nothing of the training is
+touched. Only modules without modules inside, of one tensor, are.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -21,8 +22,6 @@ from torch.utils.hooks import RemovableHandle
 
 from .hooks import Hook, Numbers, Observation, Observer, gathered, in_backward, is_plain, magnitudes
 
-CHECKABLE: Final = frozenset(("Linear", "Conv1d", "Conv2d", "Conv3d"))
-_TYPES: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NAMES: Final = ("output_n_nan", "output_numel", "float32_max_abs", "input_max_abs", "weight_max_abs")
 
 
@@ -46,7 +45,7 @@ class Float32Check(Observer):
         self._seen = None
 
     def _attach(self) -> Iterator[RemovableHandle]:
-        if type(self._module) in _TYPES:
+        if next(self._module.children(), None) is None:
             yield self._module.register_forward_hook(Hook("observers.Float32Check", self._look))
 
     @torch.no_grad()
@@ -54,19 +53,28 @@ class Float32Check(Observer):
         plain = len(args) == 1 and all(isinstance(t, Tensor) and is_plain(t) for t in (*args, output))
         if self._seen is not None or not plain or in_backward():
             return
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        with torch.autocast(args[0].device.type, enabled=False):
-            again = _in_float32(module, args[0])
-        counts = [output.isnan().sum(), torch.tensor(output.numel(), device=output.device)]
-        self._seen = gathered([*counts, magnitudes([again]), magnitudes([args[0], weight])])
+        again = _in_float32(module, args[0])
+        if isinstance(again, Tensor) and is_plain(again):
+            counts = [output.isnan().sum(), output.new_full((), output.numel(), dtype=torch.float64)]
+            largest = magnitudes([again]), magnitudes([args[0]]), _largest(module, args[0])
+            self._seen = gathered([*counts, *largest])
 
 
-def _in_float32(module: Any, x: Tensor) -> Tensor:
-    weight, bias = module.weight.float(), None if module.bias is None else module.bias.float()
-    if isinstance(module, nn.Linear):
-        return nn.functional.linear(x.float(), weight, bias)
-    computed: Tensor = module._conv_forward(x.float(), weight, bias)
-    return computed
+def _in_float32(module: nn.Module, x: Tensor) -> Any:
+    """What a copy of the module makes of its input; without its hooks."""
+    device = x.device.type
+    with (
+        torch.autocast(device, enabled=False),
+        torch.random.fork_rng([x.device] if device == "cuda" else []),
+    ):
+        again = copy.deepcopy(module).float()
+        return type(again).forward(again, x.float())
+
+
+def _largest(module: nn.Module, x: Tensor) -> Tensor:
+    """Magnitude of the weights; 0 without any."""
+    weights = [p for p in module.parameters() if is_plain(p)]
+    return magnitudes(weights).max() if weights else x.new_zeros((), dtype=torch.float32)
 
 
 def _told(named: dict[str, str], numbers: Numbers) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What a fused optimizer makes of gradients that were unscaled before its step: it must not divide them again.
+"""What a fused optimizer does in its first steps: it must not divide gradients twice, nor apply an overflow.
 
-Such an optimizer divides by the scale in its own kernel, and torch tells it by `grad_scale` whether it is to. Of a
-few elements are compared, before and after one step: the gradient, the weights, and the first moment.
+Such an optimizer divides by the scale and skips in its own kernel; torch tells it by `grad_scale` and `found_inf`
+whether it is to. Of a few elements are compared, before and after a step: gradient, weights, and first moment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .registry import first_lr
 
 FEW: Final = 4  # parameters …
 ELEMENTS: Final = 4096  # … and of each its first elements
-STEPS: Final = 2  # of an optimizer that are looked at
+STEPS: Final = 32  # of an optimizer that are looked at: the descent from the initial scale is among them
 MOMENTS: Final = ("exp_avg", "momentum_buffer")
-_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment")
+_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment", "found_inf")
 
 
 class FusedStep:
@@ -31,11 +31,13 @@ class FusedStep:
     Arguments:
         index: of the optimizer in the records.
         scale: the loss scale, a tensor on its device.
+        is_unscaled: its gradients were unscaled before the step.
     """
 
     @torch.no_grad()
-    def __init__(self, optimizer: Optimizer, index: int, scale: Tensor) -> None:
-        self._optimizer, self._index = optimizer, index
+    def __init__(self, optimizer: Optimizer, index: int, scale: Tensor, *, is_unscaled: bool) -> None:
+        self.index = index
+        self._optimizer, self._is_unscaled = optimizer, is_unscaled
         self._is_first = not optimizer.state
         self._parameters = list(islice(_with_gradients(optimizer), FEW))
         self._weights = [_part(p).clone() for p in self._parameters]
@@ -43,12 +45,20 @@ class FusedStep:
         self._before = [scale.clone(), *self._gradients()]
 
     @torch.no_grad()
-    def ended(self) -> Observation:
-        """The step is over."""
+    def ended(self, found_inf: Tensor | None) -> Observation:
+        """The step is over; `found_inf` is what torch has found in the gradients."""
         moved = [_part(p) - w for p, w in zip(self._parameters, self._weights, strict=True)]
         moments = self._moments() if self._is_first else []
-        values = gathered([*self._before, *self._gradients(), self._largest(moved), self._largest(moments)])
-        named = {"optimizer": self._index, "lr": first_lr(self._optimizer)}
+        values = gathered(
+            [
+                *self._before,
+                *self._gradients(),
+                self._largest(moved),
+                self._largest(moments),
+                self._none if found_inf is None else found_inf,
+            ]
+        )
+        named = {"optimizer": self.index, "unscaled": self._is_unscaled, "lr": first_lr(self._optimizer)}
         return Observation("fused_step", values, partial(_told, named))
 
     def _gradients(self) -> list[Tensor]:
@@ -74,4 +84,6 @@ def _part(tensor: Tensor) -> Tensor:
 
 
 def _told(named: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
-    return named | dict(zip(_NAMES, numbers.tolist(), strict=True))
+    told = named | dict(zip(_NAMES, numbers.tolist(), strict=True))
+    overflow_applied = told["found_inf"] and told["moved"] != 0
+    return told if named["unscaled"] or overflow_applied else {}

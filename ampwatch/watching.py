@@ -127,7 +127,7 @@ class Watch(Unwatched):
         """Around `step()`."""
         closure = "closure" in kwargs or any(callable(arg) for arg in args[:1])
         announce = partial(self._announce_step, scaler, optimizer, closure)
-        return self._around("step", announce, partial(self._close_step, optimizer))
+        return self._around("step", announce, partial(self._close_step, scaler, optimizer))
 
     def gradients(
         self, scaler: Scaler, optimizer: Optimizer, torchs: UnscaleGrads, factors: Factors, *, fused: bool
@@ -246,7 +246,7 @@ class Watch(Unwatched):
             index in self._gradients
         ):  # unscaled already; else they are looked at as torch's step() unscales them
             self._inspect_gradients(index, optimizer)
-            self._look_at_step(scaler, index, optimizer)
+        self._look_at_step(scaler, index, optimizer)
         self._lrs[index] = lrs_of(optimizer)
         return self._protocol.step(index, closure=closure)
 
@@ -255,17 +255,20 @@ class Watch(Unwatched):
             self._tell(self._protocol.close(call, raised=raised))
 
     def _look_at_step(self, scaler: Scaler, index: int, optimizer: Optimizer) -> None:
-        """The step of a fused optimizer whose gradients are unscaled already is looked at, a few times."""
+        """The first steps of a fused optimizer are looked at: it skips and divides by itself."""
         times = self._looked_at.get(index, 0)
         if getattr(optimizer, "_step_supports_amp_scaling", False) and times < STEPS:
             self._looked_at[index] = times + 1
-            self._fused = FusedStep(optimizer, index, internals.scale_of(scaler))
+            scale, is_unscaled = internals.scale_of(scaler), index in self._gradients
+            self._fused = FusedStep(optimizer, index, scale, is_unscaled=is_unscaled)
 
-    def _close_step(self, optimizer: Optimizer, call: Call | None, raised: bool) -> None:
+    def _close_step(
+        self, scaler: Scaler, optimizer: Optimizer, call: Call | None, raised: bool
+    ) -> None:
         index, self._stepping = self._stepping, None
         looked, self._fused = self._fused, None
         if looked is not None and not raised:
-            self._probes.note(looked.ended())
+            self._probes.note(looked.ended(self._found_inf(scaler).get(looked.index)))
         self._close(call, raised)
         if index is not None and (step := step_of(optimizer)) is not None:
             self._counts[index] = step

@@ -22,6 +22,8 @@ PROBE_RUN: Final = 2  # × hysteresis, which is 1 for torch's policy
 PROBE_DEPTH: Final = 4  # the scale of a probe is at least a quarter of the highest clean one
 PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
+SOON: Final = 64  # attempts from a loss that broke to one that breaks again
+LARGE: Final = 4.0  # × the median of the losses before: a skip with such a loss is a spike's
 
 
 @dataclass(slots=True)
@@ -101,6 +103,11 @@ class Episode:
         if scale != self.scale_last or self.first_held is None:
             self.held, self.first_held, self.scale_last = 0, moment, scale
         self.held += 1
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its last loss is finite and stands out."""
+        return math.inf > self.loss_last >= LARGE * self.loss_before > 0
 
     @property
     def calibrates(self) -> bool:

@@ -178,7 +178,7 @@ class Stream:
         assert episode is not None
         episode.closed = moment
         self.lone_skips.add(episode, self.interval)
-        ordinary = episode.probes and not episode.calibrates
+        ordinary = episode.probes and not (episode.calibrates or episode.is_large)
         if ordinary and self.probes.room_for(episode, self.interval):
             self.probes.add(episode)
         else:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import msgspec
 
 from . import texts
 from .case import Case
-from .episodes import Episode
+from .episodes import SOON, Episode
 from .evidence import loss_before, recovery, to_no_avail
 from .findings import Advice, Evidence, Finding
 from .located import Seen, at_origin, is_born, located, looked_in_vain, seen_in
 from .moments import Moment
-
-SOON: Final = 64  # attempts from a loss that broke to one that breaks again
 
 
 def forward(case: Case) -> Iterator[Finding]:

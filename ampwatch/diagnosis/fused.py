@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ampwatch.records import Event
@@ -18,15 +18,36 @@ EXACT: Final = 0.01  # relative
 
 def fused_optimizer(case: Case) -> Iterator[Finding]:
     """An overflow that was applied, or gradients that were divided by the scale twice."""
-    yield from _divided_twice(case)
-    yield from _applied_overflow(case)
-
-
-def _divided_twice(case: Case) -> Iterator[Finding]:
     mine = case.described.streams.get(case.index, {}).get("optimizers", [])
-    for event in case.described.fused_steps.events:
-        told = _trace_of_division(event)
-        if told and event.data.get("optimizer") in mine:
+    steps = [e for e in case.described.fused_steps.events if e.data.get("optimizer") in mine]
+    yield from _divided_twice(case, steps)
+    moved = next((e for e in steps if e.data.get("found_inf") and e.data.get("moved") != 0), None)
+    if moved is not None:
+        yield _moved(case, moved)
+    else:
+        yield from _applied_overflow(case)
+
+
+def _moved(case: Case, event: Event) -> Finding:
+    """Weights that changed in a step that met inf or NaN."""
+    first = Moment(max(event.attempt, 0), case.step_of(max(event.attempt, 0)))
+    name, moved = case.described.optimizer_name(event.data.get("optimizer")), event.data["moved"]
+    text = f"found_inf was 1, and weights changed by up to {moved:.3g} in that step."
+    return case.finding(
+        "fused_optimizer",
+        "fatal",
+        texts.HEADLINES["fused_optimizer.moved"].format(first=texts.at(first), optimizer=name),
+        first=first,
+        evidence=[Evidence(text=text, value=moved, attempt=first.attempt)],
+        advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
+        confidence=1.0,
+    )
+
+
+def _divided_twice(case: Case, steps: Sequence[Event]) -> Iterator[Finding]:
+    for event in steps:
+        told = _trace_of_division(event) if event.data.get("unscaled") else ""
+        if told:
             yield _twice(case, event, told)
             return
 

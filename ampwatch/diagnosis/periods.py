@@ -12,8 +12,7 @@ from .episodes import Episode
 from .moments import Moment
 
 GAPS: Final = 4  # equal ones in a row
-GAPS_OF_LARGE: Final = 3  # … if the loss of each skip …
-LARGE: Final = 4.0  # … is so many times the median of those before it
+GAPS_OF_LARGE: Final = 3  # … if the loss of each skip stands out
 AFTER_GROWTH: Final = 3  # attempts by which a period is longer than the growth interval; a probe comes sooner
 
 
@@ -59,7 +58,7 @@ def _is_lone(episode: Episode) -> bool:
 
 
 def _skip_of(episode: Episode) -> _Skip:
-    return _Skip(episode.first, episode.loss_last >= LARGE * episode.loss_before > 0)
+    return _Skip(episode.first, episode.is_large)
 
 
 def _period(skips: Sequence[_Skip], interval: int) -> Periodic | None:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from . import texts
+from .episodes import SOON
 from .findings import SEVERITIES, Evidence, Finding
 
 PRECEDENCE: Final = (
@@ -107,7 +108,11 @@ _SLACK: Final = {
     "rank_disagreement": 1,
     "call_order": 2,
     "scaler_bypassed": 2,
-}  # attempts in which a loop is wrong before it can be seen
+    "mask_constant": SOON,
+    "loss_in_fp16": SOON,
+    "forward_overflow": SOON,
+    "nonfinite_forward": SOON,
+}  # attempts in which a loop is wrong before it can be seen, or a loss breaks before it does so again and again
 
 
 def settle(findings: Iterable[Finding]) -> list[Finding]:

@@ -30,7 +30,7 @@ PRESUMED_SCALE: Final = (
     1.0  # at or below it an all-zero gradient of unknown origin is presumed to have underflowed
 )
 ZERO_ATTEMPTS: Final = 5
-NARROW_FOR: Final = 32  # attempts
+NARROW_FOR: Final = 28  # attempts
 VANISHING: Final = 2.0**-23  # below it a scaled gradient that is zero throughout has underflowed, not ended
 FIXED_INTERVAL: Final = 1_000_000
 _FLOAT16_MODULES: Final = ("Linear", "Conv1d", "Conv2d", "Conv3d")
@@ -203,7 +203,7 @@ def _share_after(loss: Loss, raise_log2: int) -> float:
 
 
 def _is_narrow(lasting: Sequence[Loss]) -> bool:
-    """For 32 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow."""
+    """For 28 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow."""
     if len(lasting) < SAMPLES or lasting[-1].attempt - lasting[0].attempt < NARROW_FOR:
         return False
     return median(loss.worst_share for loss in lasting) >= TENSOR_SHARE

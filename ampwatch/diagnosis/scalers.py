@@ -48,7 +48,7 @@ def scaler_not_restored(runs: Sequence[Sequence[Case]]) -> Iterator[Finding]:
     )
     for i, cases in enumerate(ordered):
         same_rank = [c for c in ordered[:i] if c[0].rank == cases[0].rank]
-        if same_rank and _goes_on(same_rank[-1][0].stream, cases[0].stream):
+        if same_rank and _goes_on(same_rank[-1][0].stream, cases[0]):
             yield from _not_restored(same_rank[-1][0], cases[0])
 
 
@@ -99,11 +99,13 @@ def _streams_of(case: Case, scaler: int | None) -> list[Stream]:
     return [case.streams[i] for i in mine if i in case.streams and case.streams[i].first]
 
 
-def _goes_on(was: Stream, now: Stream) -> bool:
-    """Whether a producer goes on with another's training: by its step, else by its loss."""
+def _goes_on(was: Stream, case: Case) -> bool:
+    """Whether a producer goes on with another's training: by its step, its optimizer's state, or its loss."""
+    now = case.stream
     if now.first is None or not now.time_first >= was.time_last:
         return False
-    if now.first.step > 0:
+    first_check = next((e for e in case.described.checks.events if not e.data.get("static")), None)
+    if now.first.step > 0 or (first_check and (first_check.data.get("steps_before") or 0) > 0):
         return True
     recent = was.recent.loss()
     far, near = _ratio(was.first_loss, recent), _ratio(now.first_loss, recent)

@@ -23,9 +23,8 @@ def many_optimizers(case: Case) -> Iterator[Finding]:
     if episode and starved:
         yield _finding(case, "many_optimizers.starved", episode.first, episode.skips, **starved)
     elif episode and _is_lazy(case, episode):
-        yield _finding(
-            case, "many_optimizers.lazy", episode.first, episode.skips, name=_names(case, _bits(case))
-        )
+        name = _names(case, _lazy_ones(case, episode) or _bits(case, case.index))
+        yield _finding(case, "many_optimizers.lazy", episode.first, episode.skips, name=name)
     elif seen := case.stream.lone_skips.period(episode, case.stream.interval):
         yield _periodic(case, seen)
 
@@ -44,7 +43,16 @@ def _starved(case: Case, episode: Episode) -> dict[str, str] | None:
 def _is_lazy(case: Case, episode: Episode) -> bool:
     """Always skipped, at a scale that does not come down, since other streams of the scaler raise it again."""
     stuck = episode.skips >= LAZY_RUN and not episode.nonfinite and episode.scale_last >= episode.scale
-    return stuck and any(other.taken and other.last > episode.first for other in case.beside())
+    goes_on = any(other.taken and other.last > episode.first for other in case.beside())
+    return stuck and goes_on and (not episode.starved or _lazy_ones(case, episode) > 0)
+
+
+def _lazy_ones(case: Case, episode: Episode) -> int:
+    """Of the optimizers that met inf or NaN in the last attempt, bits, those that no other stream steps."""
+    others = 0
+    for index in case.streams:
+        others |= _bits(case, index) if index != case.index else 0
+    return episode.starved & ~others
 
 
 def _periodic(case: Case, seen: Periodic) -> Finding:
@@ -76,8 +84,8 @@ def _finding(case: Case, key: str, first: Moment, skips: int, **words: str) -> F
     )
 
 
-def _bits(case: Case) -> int:
-    return sum(1 << i for i in case.described.streams.get(case.index, {}).get("optimizers", []))
+def _bits(case: Case, stream: int) -> int:
+    return sum(1 << i for i in case.described.streams.get(stream, {}).get("optimizers", []))
 
 
 def _names(case: Case, bits: int) -> str:

@@ -146,6 +146,8 @@ class _FusedStep(TypedDict, total=False):
     gradient: float
     gradient_after: float
     moved: float
+    unscaled: bool
+    found_inf: float
     moment: float
 
 
@@ -172,6 +174,7 @@ class _Shared(TypedDict, total=False):
 class _Check(_Optimizer, total=False):
     low: dict[str, list[str]]
     state_dtypes: list[str]
+    steps_before: int | None
     shared: list[_Shared]
 
 

@@ -74,6 +74,7 @@ def test_a_sparse_sum_that_overflows_explains_the_skip():
 
 STEP = {
     "optimizer": 0,
+    "unscaled": True,
     "lr": 0.1,
     "scale": 2.0**16,
     "gradient": 2.0,
@@ -90,6 +91,7 @@ STEP = {
         ("moment", 0.1 * 2.0**-15, ["fused_optimizer"]),
         ("moved", 0.1 * 2.0**-15, ["fused_optimizer"]),
         ("moved", 1e-3, []),  # Adam's, whatever the gradient
+        ("found_inf", 1.0, ["fused_optimizer"]),  # weights moved
         ("scale", 16.0, []),
         ("gradient", math.inf, []),
     ],

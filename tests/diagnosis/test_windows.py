@@ -90,7 +90,7 @@ def samples(worst: int, largest: float, over: int) -> list[str]:
     ("worst", "largest", "over", "kinds"),
     [
         (600, 50000.0, 50, ["narrow_range"]),
-        (600, 50000.0, 30, []),
+        (600, 50000.0, 20, []),
         (600, 30.0, 50, ["underflow"]),
         (10, 50000.0, 50, []),
     ],

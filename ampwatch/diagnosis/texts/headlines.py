@@ -112,6 +112,10 @@ HEADLINES: Final = {
         "{optimizer} divides by the loss scale gradients that unscale_() has divided already, since {first}: they are {scale} "
         "times too small. It goes on until the optimizer heeds that."
     ),
+    "fused_optimizer.moved": (
+        "{optimizer} took a step at {first} with gradients that were not finite, although it was to be skipped. The weights "
+        "do not recover by themselves."
+    ),
     "fused_optimizer.applied": (
         "{optimizer} applied gradients that were not finite at {first}, although the step was to be skipped. The weights "
         "do not recover, {tensor} first."
