@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from . import texts
 from .episodes import Episode
 from .findings import Evidence
+
+FAR: Final = 16.0  # times below where it was
 
 
 def to_no_avail(episode: Episode) -> list[Evidence]:
@@ -17,6 +20,18 @@ def to_no_avail(episode: Episode) -> list[Evidence]:
     path = f"from {texts.power(episode.scale)} to {texts.power(episode.scale_after)}"
     text = f"The loss scale was halved {texts.times(halvings, 'time')}, {path}, to no avail: the scale is not the cause."
     return [Evidence(text=text, value=halvings, attempt=episode.last.attempt)]
+
+
+def way_back(episode: Episode, interval: int) -> list[Evidence]:
+    """How long the scale needs to grow back to where it was, if that is long."""
+    if not episode.closed or not 0 < episode.scale_after <= episode.scale / FAR:
+        return []
+    doublings = round(math.log2(episode.scale / episode.scale_after))
+    text = (
+        f"It left the loss scale at {texts.power(episode.scale_after)}: growing back to {texts.power(episode.scale)} takes "
+        f"about {doublings * interval} clean attempts, and small gradients may underflow meanwhile."
+    )
+    return [Evidence(text=text, value=doublings * interval, unit="attempts", attempt=episode.closed.attempt)]
 
 
 def loss_before(episode: Episode) -> list[Evidence]:

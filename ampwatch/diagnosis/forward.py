@@ -9,7 +9,7 @@ import msgspec
 from . import texts
 from .case import Case
 from .episodes import SOON, Episode
-from .evidence import loss_before, recovery, to_no_avail
+from .evidence import loss_before, recovery, to_no_avail, way_back
 from .findings import Advice, Evidence, Finding
 from .located import Seen, at_origin, is_born, located, looked_in_vain, seen_in
 from .moments import Moment
@@ -61,7 +61,12 @@ def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) 
         headline,
         first=first,
         last=episode.last,
-        evidence=[*evidence, *to_no_avail(episode), *loss_before(episode)],
+        evidence=[
+            *evidence,
+            *to_no_avail(episode),
+            *way_back(episode, case.stream.interval),
+            *loss_before(episode),
+        ],
         advice=advice,
         confidence=0.9,
         state="recovered" if episode.closed else "open",

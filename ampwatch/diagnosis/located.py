@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from . import texts
 from .case import Case
 from .episodes import Episode
-from .evidence import loss_before, recovery, to_no_avail
+from .evidence import loss_before, recovery, to_no_avail, way_back
 from .findings import Evidence, Finding
 from .moments import Moment
 
@@ -161,7 +161,12 @@ def _mask_constant(case: Case, episode: Episode, first: Moment, seen: Seen) -> F
         ),
         first=first,
         last=episode.last,
-        evidence=[evidence, *to_no_avail(episode), *loss_before(episode)],
+        evidence=[
+            evidence,
+            *to_no_avail(episode),
+            *way_back(episode, case.stream.interval),
+            *loss_before(episode),
+        ],
         advice=texts.ADVICE["mask_constant"],
         state="recovered" if episode.closed else "open",
         module=module,
@@ -185,7 +190,12 @@ def _loss_in_fp16(case: Case, episode: Episode, first: Moment, seen: Seen) -> Fi
         ),
         first=first,
         last=episode.last,
-        evidence=[*evidence, *to_no_avail(episode), *loss_before(episode)],
+        evidence=[
+            *evidence,
+            *to_no_avail(episode),
+            *way_back(episode, case.stream.interval),
+            *loss_before(episode),
+        ],
         advice=texts.ADVICE["loss_in_fp16"],
         confidence=0.95 if math.isinf(episode.loss_last) else 0.8,  # targets that are NaN make NaN, never inf
         state="recovered" if episode.closed else "open",
@@ -204,7 +214,12 @@ def _forward_overflow(case: Case, episode: Episode, first: Moment, seen: Seen) -
         headline,
         first=first,
         last=episode.last,
-        evidence=[*at_origin(seen, name), *to_no_avail(episode), *loss_before(episode)],
+        evidence=[
+            *at_origin(seen, name),
+            *to_no_avail(episode),
+            *way_back(episode, case.stream.interval),
+            *loss_before(episode),
+        ],
         advice=texts.fill(texts.ADVICE["forward_overflow"], module=name),
         state="recovered" if episode.closed else "open",
         module=module,

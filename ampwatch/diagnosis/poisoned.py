@@ -11,6 +11,7 @@ from . import texts
 from .case import Case
 from .episodes import Episode
 from .findings import Evidence, Finding
+from .floor import DEAD_LOG2
 from .moments import Moment
 
 KINDS: Final = {"parameters": "weights_poisoned", "buffers": "buffers_poisoned"}
@@ -102,6 +103,9 @@ def _applied_evidence(case: Case) -> list[Evidence]:
     assert first is not None
     if case.described.is_unscaled:
         text = f"At {texts.at(first)} gradients held inf or NaN, and the step was taken: without a scaler none is skipped."
+        return [Evidence(text=text, attempt=first.attempt)]
+    if scale > 2.0**DEAD_LOG2:
+        text = f"At {texts.at(first)} the norm of the gradients was not finite, and the step was taken."
         return [Evidence(text=text, attempt=first.attempt)]
     text = (
         f"At {texts.at(first)} the loss scale was {texts.power(scale)}: its reciprocal is infinite in float32 from "

@@ -56,6 +56,8 @@ def summed_loss(case: Case) -> Iterator[Finding]:
     since, loss = path.below_since, stream.recent.loss()
     if since is None or stream.first_scale < 1 or path.below_one < SUMMED or not loss < path.loss_below:
         return
+    if any(e.nonfinite > e.innocent and e.scale_after < 1 for e in stream.episodes):
+        return  # what brought it down was no sum
     text = f"{texts.times(path.below_one, 'step')} taken at a scale below 1; the loss fell from {path.loss_below:.4g} to {loss:.4g}."
     yield case.finding(
         "summed_loss",

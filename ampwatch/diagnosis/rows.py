@@ -148,7 +148,8 @@ def _rows_of(table: Table) -> Rows:
     stepped = np.asarray(table.get("stepped", np.ones(len(rows)))) != 0
     rows["taken"] = stepped & ~rows["skipped"]
     rows["unstepped"] = ~stepped & (rows["numel"] > 0)
-    rows["applied"] = table.get("applied_nonfinite", 0)
+    spoiled = ~np.isfinite(rows["norm"]) & ~is_missing(rows["norm"])  # told by a trace
+    rows["applied"] = table.get("applied_nonfinite", rows["taken"] & spoiled)
     rows["unscaled"] = stepped & (np.asarray(table.get("losses", 1)) == 0)
     rows["idle"] = ~stepped & (rows["numel"] == 0) & (np.asarray(table.get("losses", 1)) == 0)
     return rows

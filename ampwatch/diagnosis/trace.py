@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -167,7 +168,7 @@ def _events(rows: Sequence[dict[str, float]], policy: str) -> Iterator[Event]:
     known = POLICIES[policy]
     scaler = {"scaler": 0, "policy": policy, "enabled": True, "init_scale": rows[0]["scale"]}
     scaler |= {
-        "growth_interval": known.interval,
+        "growth_interval": _interval(rows, known.interval),
         "hysteresis": known.hysteresis,
         "new_scale": known.new_scale,
     }
@@ -176,6 +177,17 @@ def _events(rows: Sequence[dict[str, float]], policy: str) -> Iterator[Event]:
         yield Event(
             "stream", 0.0, stream=stream, data={"stream": stream, "scaler": 0, "optimizers": [stream]}
         )
+
+
+def _interval(rows: Sequence[dict[str, float]], known: int) -> int:
+    """Clean attempts from one growth to the next: the fewest that the trace shows, else those of the policy."""
+    clean, fewest = 0, 0
+    for row, after in pairwise(rows):
+        grew = after["scale"] > row["scale"]
+        clean = 0 if row.get("found_inf") or after["scale"] < row["scale"] else clean + 1
+        if grew:
+            fewest, clean = min(fewest or clean, clean), 0
+    return fewest or known
 
 
 def _table(rows: Sequence[dict[str, float]]) -> dict[str, np.ndarray[Any, Any]]:

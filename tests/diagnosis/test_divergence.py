@@ -32,7 +32,7 @@ def test_growth_within_4_times_the_99th_percentile_is_not():
 def test_a_spike_that_falls_again_is_healthy():
     spike = [9.0, 8.0, 6.0, 4.0, 2.0, *[1.0] * 30]
     run = Run().clean(200).skip(1, loss=9.0).clean(loss=spike, norm=spike)
-    assert run.kinds() == [("growth_probe", "info", "explained")]
+    assert run.kinds() == [("spike", "info", "recovered")]
 
 
 def test_a_loss_that_ends_in_nan_after_it_diverged_has_one_headline():
@@ -71,7 +71,7 @@ def test_skips_between_the_leaps_change_nothing():
 
 
 def test_what_is_less_than_three_leaps_is_not():
-    quiet = [("growth_probe", "info", "explained")]
+    quiet = [("spike", "info", "recovered")]
     assert leaping(1.0, 4.0, 30.0).clean(20).kinds() == quiet  # two
     assert leaping(2.5, 4.0, 14.0).clean(20).kinds() == quiet  # one of less than 1.75 ×
     assert leaping(1.9, 3.8, 7.0).clean(20).kinds() == quiet  # of less than 8 × in all
@@ -83,7 +83,7 @@ def test_a_wild_batch_at_the_same_weights_is_no_leap():
     run = Run().clean(60).clean(loss=[2.5, 6.0], norm=[10.0] * 2)
     assert run.skip(1, loss=14.0).kinds()[0][0] == "divergence"
     run = Run().clean(60).clean(loss=[2.5, 6.0], norm=[10.0] * 2).skip(1, loss=6.0).skip(1, loss=14.0)
-    assert run.clean(20).kinds() == [("growth_probe", "info", "explained")]
+    assert run.clean(20).kinds() == [("spike", "info", "recovered")]
 
 
 def test_a_skip_far_below_the_highest_clean_scale_stands_for_the_norm():

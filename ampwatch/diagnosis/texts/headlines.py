@@ -24,8 +24,8 @@ HEADLINES: Final = {
         "Healthy, nothing to do."
     ),
     "spike": (
-        "{skips} at a lower loss scale than usual, since {first}, with a finite loss: gradients were for a "
-        "moment larger than before. {recovery}"
+        "{skips} since {first} that loss scaling does not explain, with a finite loss: gradients were for a moment larger "
+        "than before. {recovery}"
     ),
     "bad_batch": (
         "The loss was {loss} at {first}, for one attempt only. The step was skipped, so the weights are "
