@@ -85,6 +85,8 @@ def _print_run(console: Console, run: str, diagnosis: Diagnosis) -> None:
     if verdict.sentence not in {finding.headline for finding in findings}:  # else it stands right below
         heading.append(f": {after_word(verdict)}")
     _print(console, heading)
+    if verdict.not_judged:
+        _print(console, Text(f"Not judged: {verdict.not_judged}", "yellow"), indent=2)
     for finding in findings:
         _print_finding(console, finding)
 
@@ -103,10 +105,15 @@ def _print_partial(console: Console) -> None:
 def _print_finding(console: Console, finding: Finding) -> None:
     from rich.text import Text
 
+    from ampwatch.diagnosis.texts import at_step
+
     title = Text(f"{finding.severity} {finding.kind}: ", COLOURS[finding.severity]) + finding.headline
     _print(console, title, indent=2)
     for fact in finding.evidence:
         _print(console, Text(f"· {fact.text}", "dim"), indent=4)
+    if finding.chain:
+        order = " → ".join(f"{link.text} ({at_step(link.step, link.attempt)})" for link in finding.chain)
+        _print(console, Text(f"· Order of events: {order}.", "dim"), indent=4)
     for advice in finding.advice:
         _print(console, Text(f"→ {advice.text}"), indent=4)
         for line in advice.code.splitlines():

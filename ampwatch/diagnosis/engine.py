@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from ampwatch.records import Batch
@@ -52,6 +53,7 @@ from .static import (
     no_gradients,
     shared_parameter,
 )
+from .trace import TRACE
 
 Rule = Callable[[Case], Iterator[Finding]]
 RunRule = Callable[[Sequence[Sequence[Case]]], Iterator[Finding]]
@@ -123,7 +125,8 @@ class Diagnosis:
     def add(self, batch: Batch) -> None:
         """Take a batch in, in any order; one that was seen already, by (producer, seq), is ignored."""
         if batch.producer not in self._producers:
-            self._producers[batch.producer] = _Producer(batch.rank, batch.producer)
+            whole = batch.run != TRACE  # of a trace a person may have kept each tenth attempt
+            self._producers[batch.producer] = _Producer(batch.rank, batch.producer, whole=whole)
         self._producers[batch.producer].add(batch)
 
     def findings(self) -> list[Finding]:
@@ -140,8 +143,12 @@ class Diagnosis:
         return settle([*found, *of_run, *self._agreement.findings(members)])
 
     def verdict(self) -> Verdict:
-        """One sentence over the run so far."""
-        findings = self.findings()
+        """One sentence over the run so far, and what could not be judged since it was not recorded."""
+        worst = self._worst(self.findings())
+        not_judged = " ".join(told for each in self._producers.values() for told in each.not_judged())
+        return msgspec.structs.replace(worst, not_judged=not_judged)
+
+    def _worst(self, findings: list[Finding]) -> Verdict:
         worst = next((f for f in findings if f.severity != "info"), None)
         if worst is None:
             return self._unharmed(findings)
@@ -173,12 +180,12 @@ class Diagnosis:
 class _Producer:
     """Everything known of one producer."""
 
-    def __init__(self, rank: int, name: str) -> None:
+    def __init__(self, rank: int, name: str, *, whole: bool) -> None:
         self.rank = rank
         self.name = name
         self._seen = _Seen()
         self._described = Described()
-        self.ledger = Ledger()
+        self.ledger = Ledger(whole=whole)
         self._samples = Samples()
         self._streams: dict[int, Stream] = {}
 
@@ -196,6 +203,15 @@ class _Producer:
     def is_unscaled(self) -> bool:
         """Whether no loss scaler stands beside what was watched."""
         return self._described.is_unscaled
+
+    def not_judged(self) -> Iterator[str]:
+        """What was lost, and what cannot be said for it."""
+        if self.ledger.missing:
+            first = self.ledger.first_missing
+            at = texts.at_step(self._step_of(first), first)
+            yield texts.LOST["attempts"].format(attempts=texts.times(self.ledger.missing), first=at)
+        kinds = {event.data.get("kind") for event in self._described.dropped.events}
+        yield from (texts.LOST[kind] for kind in ("tensors", "events") if kind in kinds)
 
     def streams(self) -> dict[int, Stream]:
         """The facts of each stream, up to date."""

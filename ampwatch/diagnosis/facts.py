@@ -42,6 +42,7 @@ class Stream:
     interval: int = DEFAULT_INTERVAL
     hysteresis: int = 1
     attempts: int = 0
+    gaps: int = 0  # stretches of lost attempts before the newest
     taken: int = 0
     skips: int = 0
     scale: float = 0.0  # what the last attempt left
@@ -74,6 +75,14 @@ class Stream:
 
     def fold(self, rows: Rows) -> None:
         """Take in further attempts of this stream, in order."""
+        for start, stop in runs_of(rows["gaps"]):
+            if self.gaps != rows["gaps"][start]:
+                self._cut()
+                self.gaps = int(rows["gaps"][start])
+            self._fold_whole(rows[start:stop])
+
+    def _fold_whole(self, rows: Rows) -> None:
+        """Take in attempts between which none was lost."""
         rows = rows[~rows["idle"]]
         if not len(rows):
             return
@@ -98,6 +107,14 @@ class Stream:
         """The scale of the newest skip with a finite loss in the last 2 growth intervals; inf without one."""
         at, scale = self.overflow
         return scale if self.last.attempt - at <= 2 * self.interval else math.inf
+
+    def _cut(self) -> None:
+        """Attempts were lost here: what comes now does not follow directly on what was before."""
+        if self.open:
+            self._keep(self.open)
+            self.open = None
+        self.lone_skips.newest.clear()
+        self.habits.cut()
 
     def _begin_stream(self, rows: Rows) -> None:
         if self.first is None:
@@ -178,6 +195,9 @@ class Stream:
         assert episode is not None
         episode.closed = moment
         self.lone_skips.add(episode, self.interval)
+        self._keep(episode)
+
+    def _keep(self, episode: Episode) -> None:
         ordinary = episode.probes and not (episode.calibrates or episode.is_large)
         if ordinary and self.probes.room_for(episode, self.interval):
             self.probes.add(episode)

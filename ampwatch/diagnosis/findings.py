@@ -35,12 +35,21 @@ class Advice(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str = ""
 
 
+class Link(msgspec.Struct, frozen=True):
+    """One event of a chain: `kind` and what it is in a few words, since when."""
+
+    kind: str
+    text: str
+    attempt: int
+    step: int
+
+
 class Finding(msgspec.Struct, frozen=True):
     """A fault, or an explained event, that the records prove.
 
     `first_*` and `last_*` bound it; attempts are those of the producer, steps the user's own. `headline` is one
-    sentence: what, since which step, whether it recovers by itself. `confidence` is in [0, 1]. `key` names the
-    finding over re-diagnosis: kind, rank, producer, stream and first attempt.
+    sentence: what, since which step, whether it recovers by itself. `chain` tells which event came first and what followed
+    from it, this one among them; empty where nothing did. `confidence` is in [0, 1]. `key` names the finding over re-diagnosis: kind, rank, producer, stream and first attempt.
     """
 
     kind: str
@@ -59,6 +68,7 @@ class Finding(msgspec.Struct, frozen=True):
     stream: int = 0
     module: str = ""
     tensor: str = ""
+    chain: list[Link] = []
 
     @property
     def key(self) -> str:
@@ -79,6 +89,7 @@ class Verdict(msgspec.Struct, frozen=True):
         severity: that of the worst finding, None without findings.
         kind: that of the headline finding, None where the run is healthy.
         sentence: what to read first, with the step and the module where they are known.
+        not_judged: what was not recorded, so that nothing is said of it; empty where all was.
     """
 
     word: Literal["healthy", "warning", "failing", "no data"]
@@ -88,6 +99,7 @@ class Verdict(msgspec.Struct, frozen=True):
     first_step: int = -1
     module: str = ""
     tensor: str = ""
+    not_judged: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as JSON-ready builtins."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -292,11 +292,23 @@ class Habits:
             self.norm.fold(taken, taken["norm"] * taken["scale"])
             self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
 
+    def cut(self) -> None:
+        """Attempts were lost here: no row of them goes over it."""
+        for name in _SEEN:
+            getattr(self, name).run = 0
+        self.norm.count = self.largest.count = 0
+        self.norm.since = self.largest.since = None
+        self.schedule.last = None
+        self.skipped_last = self.unstepped_last = False
+
     def _after_skip(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Attempts behind a skipped one, whose norm may have been logged late."""
         after: npt.NDArray[np.bool_] = np.append(self.skipped_last, rows["skipped"][:-1])
         self.skipped_last = bool(rows["skipped"][-1])
         return after
+
+
+_SEEN: Final = tuple(f.name for f in fields(Habits) if f.type == "Seen")
 
 
 def _is_even(rows: Rows) -> npt.NDArray[np.bool_]:

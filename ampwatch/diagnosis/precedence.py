@@ -10,7 +10,7 @@ import msgspec
 
 from . import texts
 from .episodes import SOON
-from .findings import SEVERITIES, Evidence, Finding
+from .findings import SEVERITIES, Evidence, Finding, Link
 
 PRECEDENCE: Final = (
     "rank_disagreement",
@@ -194,7 +194,17 @@ def _causes(findings: list[Finding]) -> list[Finding]:
             told = Evidence(text=finding.headline, attempt=finding.first_attempt, tensor=finding.tensor)
             causes[cause] = _with_evidence(causes[cause], told)
         known.append((finding, cause))
-    return causes
+    of_cause = [[finding for finding, cause in known if cause == i] for i in range(len(causes))]
+    return [_with_chain(cause, of) for cause, of in zip(causes, of_cause, strict=True)]
+
+
+def _with_chain(cause: Finding, events: list[Finding]) -> Finding:
+    """The order in which a cause and what it explains began; the cause first where several began together."""
+    if len(events) == 1:
+        return cause
+    ordered = sorted(events, key=lambda f: f.first_attempt)  # stable: a cause stands before what it explains
+    chain = [Link(f.kind, texts.SHORT[f.kind], f.first_attempt, f.first_step) for f in ordered]
+    return msgspec.structs.replace(cause, chain=chain)
 
 
 def _explains(cause: Finding, other: Finding) -> bool:

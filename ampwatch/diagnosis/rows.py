@@ -28,6 +28,7 @@ ROW: Final = np.dtype(
         ("taken", "|b1"),  # an optimizer was stepped
         ("unstepped", "|b1"),  # gradients were unscaled, and no optimizer was stepped
         ("idle", "|b1"),  # an update() with nothing before it, as one that sets the scale by hand
+        ("gaps", "<i4"),  # stretches of attempts before it that were not recorded
         ("applied", "|b1"),  # a gradient became inf or NaN as it was unscaled, and was applied
         ("unscaled", "|b1"),  # stepped in a window in which no scale() was seen
         ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
@@ -50,7 +51,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 156 bytes."""
+"""What the diagnosis keeps of an attempt: 160 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -61,9 +62,16 @@ class Ledger:
 
     `add` takes a table; `take` answers the rows that were not taken yet, or, if one came late, says so and
     answers all of them: a fold then starts anew. In order, both cost what the new rows cost.
+
+    Arguments:
+        whole: attempts that are not there were lost; a trace may hold some of them on purpose.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
+        self.missing = 0  # attempts between the first and the last that are not there …
+        self.first_missing = -1  # … and the first of them
+        self._gaps = 0
         self._taken: list[Rows] = []
         self._waiting: list[Rows] = []
         self.last = -1  # attempt of the last row taken
@@ -82,12 +90,24 @@ class Ledger:
         again = bool(new["attempt"][0] <= self.last)
         if again:
             new = _sorted([*self._taken, new])
-            self._taken = []
+            self._taken, self.last = [], -1
+            self._gaps, self.missing, self.first_missing = 0, 0, -1
             self.restarts += 1
         self._waiting = []
+        self._note_gaps(new)
         self._taken.append(new)
         self.last = int(new["attempt"][-1])
         return new, again
+
+    def _note_gaps(self, rows: Rows) -> None:
+        attempts = rows["attempt"]
+        before = np.append(self.last if self.last >= 0 else attempts[0] - 1, attempts[:-1])
+        lost = (attempts - before - 1) * self._whole
+        rows["gaps"] = self._gaps + np.cumsum(lost > 0)
+        self._gaps = int(rows["gaps"][-1])
+        self.missing += int(lost.sum())
+        if lost.any() and self.first_missing < 0:
+            self.first_missing = int(before[np.argmax(lost > 0)]) + 1
 
     def between(self, after: int, upto: int) -> Rows:
         """The rows taken with after < attempt <= upto, in order."""

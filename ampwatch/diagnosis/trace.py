@@ -69,6 +69,7 @@ POLICIES: Final[dict[str, Policy]] = {
     "flax": Policy(),
     "mindspore": Policy(floor=1.0),
 }
+TRACE: Final = "trace"  # as a run
 ALIASES: Final = {
     "grad_norm": "norm",
     "gradient_norm": "norm",
@@ -159,7 +160,7 @@ def _batches(path: Path, rows: Sequence[dict[str, float]], policy: str) -> Itera
     for rank, its in sorted(of_rank.items()):
         its.sort(key=lambda row: row["attempt"])
         producer = hashlib.blake2b(f"{path.name}:{rank}".encode(), digest_size=16).hexdigest()
-        key = {"producer": producer, "run": "trace", "rank": rank}
+        key = {"producer": producer, "run": TRACE, "rank": rank}
         yield pack_events(_events(its, policy), seq=0, **key)  # type: ignore[arg-type]
         yield pack_table("attempts", _table(its), seq=1, **key)  # type: ignore[arg-type]
 

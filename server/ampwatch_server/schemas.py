@@ -41,6 +41,7 @@ class Verdict(Model):
     first_step: int
     module: str
     tensor: str
+    not_judged: str = Field("", description="what was not recorded, so that nothing is said of it")
 
 
 class Evidence(Model):
@@ -58,6 +59,15 @@ class Advice(Model):
 
     text: str
     code: str = ""
+
+
+class Link(Model):
+    """One event of a chain: what began, in a few words, and since when."""
+
+    kind: str
+    text: str
+    attempt: int
+    step: int
 
 
 class Finding(Model):
@@ -80,6 +90,7 @@ class Finding(Model):
     stream: int
     module: str
     tensor: str
+    chain: list[Link] = Field([], description="which event came first, and what followed from it")
     mark: Mark | None = Field(description="what a person made of it; its state is acknowledged then")
     marked_by: str | None
     marked_at: float | None = Field(description="Unix time, s")

@@ -108,3 +108,46 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_run(attempts: int):
         diagnosis.add(batch)
     diagnosis.findings()
     assert seconds_per_batch(diagnosis, batches[-100:]) < 2 * early + 1e-3
+
+
+def lost(run: Run, first: int, last: int) -> Run:
+    """The run without these attempts."""
+    run.rows = [row for row in run.rows if not first <= row["attempt"] <= last]
+    return run
+
+
+def test_attempts_that_were_lost_are_told_and_not_read_across():
+    broken = Run().clean(50).broken(1).clean(1).broken(1).clean(9)
+    assert [f.kind for f in lost(broken, 51, 51).findings()] == ["bad_batch"]
+    verdict = broken.diagnosis().verdict()
+    assert verdict.kind == "bad_batch"
+    assert verdict.not_judged.startswith("Lost from step 50 (attempt 51) on: 1 attempt. Nothing is said")
+
+
+def test_a_whole_run_leaves_nothing_unjudged():
+    assert Run().clean(50).broken(2).clean(9).diagnosis().verdict().not_judged == ""
+
+
+def test_tensors_that_were_dropped_are_told():
+    run = Run().clean(5).event("dropped", kind="tensors", first_seq=1, last_seq=2, reason="disk")
+    assert run.diagnosis().verdict().not_judged.startswith("Some tensor statistics were dropped")
+
+
+def test_a_lost_part_that_comes_late_is_whole_again():
+    run = Run().clean(40)
+    first, *rest = run.batches(10)
+    diagnosis = Diagnosis.from_batches([first, rest[0], rest[2], rest[3]])
+    assert diagnosis.verdict().not_judged
+    diagnosis.add(rest[1])
+    assert diagnosis.verdict().not_judged == ""
+
+
+def test_a_chain_tells_which_came_first():
+    run = Run().clean(200).clean(loss=[1.6**i for i in range(16)], norm=[1.6**i for i in range(16)])
+    (finding,) = [f for f in run.skip(2, loss=900.0).broken(3).findings() if f.severity != "info"]
+    assert [(link.kind, link.attempt) for link in finding.chain] == [
+        ("divergence", finding.first_attempt),
+        ("nonfinite_forward", 218),
+    ]
+    assert finding.chain[1].text == "the loss is not finite"
+    assert Run().clean(200).broken(3).findings()[0].chain == []

@@ -5,6 +5,7 @@ import pytest
 
 from ampwatch.diagnosis import Advice, texts
 from ampwatch.diagnosis.moments import Moment
+from ampwatch.diagnosis.precedence import PRECEDENCE
 
 
 def test_the_page_of_texts_is_up_to_date():
@@ -42,3 +43,7 @@ WRONG = [
 @pytest.mark.parametrize("advice", [a for said in texts.ADVICE.values() for a in said])
 def test_no_advice_repeats_a_folk_rule(advice: Advice):
     assert not [rule for rule in WRONG if rule in advice.text.lower()]
+
+
+def test_every_kind_has_a_short_text():
+    assert set(texts.SHORT) == set(PRECEDENCE)

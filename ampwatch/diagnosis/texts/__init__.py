@@ -22,6 +22,7 @@ from .headlines import (
     HEALTHY_UNSCALED,
     HIDDEN,
     LEFT_OVER,
+    LOST,
     NO_DATA,
     NOT_CLEARED,
     NOT_JUDGED,
@@ -31,6 +32,7 @@ from .headlines import (
     SEEN_LATER,
     WHY_NONE,
 )
+from .short import SHORT
 from .words import at, at_step, fill, module, percent, power, skipped, span, times
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "HEALTHY_UNSCALED",
     "HIDDEN",
     "LEFT_OVER",
+    "LOST",
     "NOT_CLEARED",
     "NOT_JUDGED",
     "NO_DATA",
@@ -51,6 +54,7 @@ __all__ = [
     "RAISED",
     "RECOVERY",
     "SEEN_LATER",
+    "SHORT",
     "WHY_NONE",
     "at",
     "at_step",

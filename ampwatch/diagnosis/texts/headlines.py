@@ -326,6 +326,12 @@ NOT_JUDGED: Final = {
     ),
 }
 
+LOST: Final = {
+    "attempts": "Lost from {first} on: {attempts}. Nothing is said of them, and no row of attempts is read across.",
+    "tensors": "Some tensor statistics were dropped: underflow, and where an overflow started, may have gone unseen.",
+    "events": "Some events were dropped: calls, searches and checks may have gone unseen.",
+}
+
 RAISED: Final = {
     True: "torch refuses it with an error.",
     False: "torch does not complain, and it goes on until the loop is mended.",

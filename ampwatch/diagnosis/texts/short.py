@@ -1,0 +1,48 @@
+"""Each kind in a few words, for the order of events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SHORT: Final = {
+    "rank_disagreement": "ranks disagree",
+    "rank_fault": "one rank breaks",
+    "sparse_overflow": "a sparse sum overflows",
+    "low_precision_params": "parameters of low precision are trained",
+    "shared_parameter": "two optimizers hold one parameter",
+    "no_gradients": "an optimizer has no gradients",
+    "backend_limit": "the backend limits the scaler",
+    "missing_scaler": "float16 runs without a scaler",
+    "call_order": "the scaler is called in a wrong order",
+    "scaler_bypassed": "the loop goes past the scaler",
+    "clip_scaled": "scaled gradients are clipped",
+    "grads_not_cleared": "gradients are not cleared",
+    "cleaned_gradients": "inf and NaN are cleaned away",
+    "norm_overflow": "the norm overflows",
+    "fused_optimizer": "a fused optimizer applies what it should not",
+    "epsilon_underflow": "an eps is zero in float16",
+    "device_fault": "a device gives NaN",
+    "divergence": "training diverges",
+    "weights_poisoned": "parameters become inf or NaN",
+    "buffers_poisoned": "buffers become inf or NaN",
+    "mask_constant": "rows of scores are masked altogether",
+    "loss_in_fp16": "the loss breaks in float16",
+    "forward_overflow": "the forward pass exceeds float16",
+    "dead_zone": "the scale nears the dead zone",
+    "nonfinite_forward": "the loss is not finite",
+    "many_optimizers": "one of several optimizers is skipped",
+    "scale_floor": "the scale is held at its floor",
+    "no_updates": "nothing is learned",
+    "bad_batch": "one batch breaks the loss",
+    "scaler_state_lost": "the scaler begins anew",
+    "accumulation": "the loss is summed over micro-batches",
+    "narrow_range": "no scale serves all tensors",
+    "underflow": "gradients underflow",
+    "useless_scaler": "the scaler protects nothing",
+    "schedule_ahead": "the schedule runs ahead",
+    "summed_loss": "the loss is a sum",
+    "unscaled_by_new_scale": "gradients are divided by the next scale",
+    "spike": "gradients are large for a moment",
+    "growth_probe": "the scale probes its ceiling",
+    "calibration": "the scale comes down",
+}
