@@ -27,6 +27,26 @@ def call_order(case: Case) -> Iterator[Finding]:
     yield from _divided_again(case)
 
 
+def scaled_by_hand(case: Case) -> Iterator[Finding]:
+    """A loss that is multiplied by the scale once more, or gradients that are divided by it before unscale_."""
+    seen = case.stream.habits.jump.found
+    if seen is None:
+        return
+    fault = texts.FAULTS[f"scaled_by_hand.{seen.way}"]
+    text = f"From {texts.at(seen.since)} on the true gradient norm is {seen.ratio:.3g} × what it was, at loss scale {texts.power(seen.scale)}."
+    yield case.finding(
+        "scaler_bypassed",
+        "error",
+        texts.HEADLINES["scaler_bypassed"].format(
+            first=texts.at(seen.since), fault=fault, raised=texts.RAISED[False]
+        ),
+        first=seen.since,
+        evidence=[Evidence(text=text, value=seen.ratio, attempt=seen.since.attempt)],
+        advice=texts.ADVICE["scaler_bypassed"],
+        confidence=0.8,
+    )
+
+
 def _divided_again(case: Case) -> Iterator[Finding]:
     """Gradients that were unscaled, were not applied, and that a backward pass of the next window adds to."""
     for stream in case.streams.values():

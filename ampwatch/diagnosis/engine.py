@@ -23,7 +23,7 @@ from . import texts
 from .backend import backend_limit, device_fault, saturating, sparse_overflow
 from .batches import bad_batch
 from .calibration import calibration, growth_probe, spike
-from .calls import call_order
+from .calls import call_order, scaled_by_hand
 from .case import Case
 from .described import Described
 from .divergence import divergence
@@ -64,6 +64,7 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     cleaned_gradients,
     norm_overflow,
     accumulation,
+    scaled_by_hand,
     summed_loss,
     unscaled_by_new_scale,
     divergence,

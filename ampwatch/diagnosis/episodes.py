@@ -61,6 +61,7 @@ class Episode:
     starved: int = 0  # bits of optimizers that were skipped in the last `beside` attempts …
     stepping: int = 0  # … and of those that stepped in them
     beside: int = 0
+    always: int = -1  # bits of optimizers that were skipped in every attempt
     at_one: int = (
         0  # attempts at a scale that no halving brings to where a step is taken: 1 and below, inf, NaN
     )
@@ -93,6 +94,7 @@ class Episode:
 
     def _note_optimizers(self, starved: int, stepping: int) -> None:
         """Count the attempts in which the same optimizers were skipped while the same others stepped."""
+        self.always &= starved
         if not (self.starved & starved and self.stepping & stepping):
             self.starved, self.stepping, self.beside = starved, stepping, 0
         self.starved, self.stepping = self.starved & starved, self.stepping & stepping

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ampwatch.records import is_missing
 from ampwatch.stats.layout import FLOAT16_MAX
 
+from .jumps import Jump
 from .moments import Moment, moment_of
 from .rows import Rows
 
@@ -263,6 +264,7 @@ class Habits:
     overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
     windows: Windows = field(default_factory=Windows)
     schedule: Schedule = field(default_factory=Schedule)
+    jump: Jump = field(default_factory=Jump)
     skipped_last: bool = False
     unstepped_last: bool = False
 
@@ -289,6 +291,7 @@ class Habits:
         taken = rows[rows["taken"]]
         if len(taken):
             self.windows.fold(taken)
+            self.jump.fold(taken)
             self.norm.fold(taken, taken["norm"] * taken["scale"])
             self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
 

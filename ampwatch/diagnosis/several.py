@@ -48,11 +48,11 @@ def _is_lazy(case: Case, episode: Episode) -> bool:
 
 
 def _lazy_ones(case: Case, episode: Episode) -> int:
-    """Of the optimizers that met inf or NaN in the last attempt, bits, those that no other stream steps."""
+    """Of the optimizers that met inf or NaN in every attempt, bits, those that no other stream steps."""
     others = 0
     for index in case.streams:
         others |= _bits(case, index) if index != case.index else 0
-    return episode.starved & ~others
+    return episode.always & ~others
 
 
 def _periodic(case: Case, seen: Periodic) -> Finding:

@@ -81,3 +81,24 @@ def test_gradients_that_are_unscaled_in_each_part_of_a_window():
 
 def test_steps_that_the_loop_leaves_out_are_healthy_where_gradients_are_cleared():
     assert windows(residue=0).kinds() == []
+
+
+def jumped(norm: float, loss: float, n: int = 5) -> list[tuple[str, str, int]]:
+    """Steps at 2^10 whose norm and loss are so many times what they were."""
+    run = Run(scale=2.0**10).clean(30).clean(loss=[loss] * n, norm=[norm] * n)
+    return [(f.kind, f.severity, f.first_attempt) for f in run.findings() if f.severity != "info"]
+
+
+@pytest.mark.parametrize(
+    ("norm", "loss", "told"),
+    [
+        (1024.0, 1024.0, True),
+        (1 / 1024, 1.0, True),
+        (1024.0, 1.0, False),
+        (100.0, 100.0, False),
+        (1.0, 1024.0, False),
+    ],
+)
+def test_a_norm_that_is_the_scale_times_what_it_was(norm: float, loss: float, told: bool):
+    assert jumped(norm, loss) == ([("scaler_bypassed", "error", 30)] if told else [])
+    assert jumped(norm, loss, n=4) == []

@@ -284,6 +284,8 @@ FAULTS: Final = {
     "stepped_again": "{optimizer} is stepped directly after its step() through the scaler, so that gradients are applied twice, and inf or NaN once",
     "scale_without_step": "losses go through scale(), and neither step() nor update() of the scaler ever follows, so that gradients stay scaled",
     "step_outside_scaler": "{optimizer} is stepped directly, with gradients that are still scaled",
+    "scaled_by_hand.times": "the loss is multiplied by the loss scale before scale() does so, so that gradients are larger than the true ones by it",
+    "scaled_by_hand.by": "gradients are divided by the loss scale once more than they were multiplied, so that they are smaller than the true ones by it",
     "missing_update": "update() is missing after step() of {optimizer}, so that the scale never adapts",
     "closure.wanted": "step() of {optimizer} wants a closure, which GradScaler does not support",
     "closure": "step() of {optimizer} was given a closure, which GradScaler does not support",
