@@ -262,9 +262,7 @@ class Watch(Unwatched):
             scale, is_unscaled = internals.scale_of(scaler), index in self._gradients
             self._fused = FusedStep(optimizer, index, scale, is_unscaled=is_unscaled)
 
-    def _close_step(
-        self, scaler: Scaler, optimizer: Optimizer, call: Call | None, raised: bool
-    ) -> None:
+    def _close_step(self, scaler: Scaler, optimizer: Optimizer, call: Call | None, raised: bool) -> None:
         index, self._stepping = self._stepping, None
         looked, self._fused = self._fused, None
         if looked is not None and not raised:
