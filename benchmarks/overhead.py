@@ -26,7 +26,12 @@ from served import server_process
 
 JOB = Path(__file__).with_name("overhead_job.py")
 PACKAGES = {"tensorboard": "tensorboard==2.21.0", "wandb": "wandb==0.31.0", "trainscope": "trainscope==1.8.1"}
-WITHOUT_DEPENDENCIES = ("trainscope",)  # it would bring a torch of its own
+WITHOUT_TORCH = ("trainscope",)  # it would bring one of its own
+REQUIRED = """
+import importlib.metadata, json, re, sys
+all_of_it = importlib.metadata.requires(sys.argv[1]) or []
+print(json.dumps([r for r in all_of_it if "extra ==" not in r and re.match(r"[A-Za-z0-9_-]+", r)[0] != "torch"]))
+"""
 MONITORS = ("ours", "nothing", "norms", "hooks", *PACKAGES)
 
 
@@ -37,15 +42,21 @@ def interpreter_for(name: str, folder: Path) -> str:
     place = folder / name
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
-    alone = ["--no-deps"] if name in WITHOUT_DEPENDENCIES else []
-    subprocess.run([str(python), "-m", "pip", "install", "-q", *alone, PACKAGES[name]], check=True)
-    own = subprocess.run(
-        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+    pip = [str(python), "-m", "pip", "install", "-q"]
+    if name in WITHOUT_TORCH:
+        subprocess.run([*pip, "--no-deps", PACKAGES[name]], check=True)
+        subprocess.run([*pip, *json.loads(_output(python, REQUIRED, name))], check=True)
+    else:
+        subprocess.run([*pip, PACKAGES[name]], check=True)
+    own = _output(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
     paths = [path for path in sys.path if path.endswith("site-packages")] or [sysconfig.get_path("purelib")]
     Path(own, "torch_of_the_benchmark.pth").write_text("\n".join(paths))
     return str(python)
+
+
+def _output(python: Path, code: str, *arguments: str) -> str:
+    command = [str(python), "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 class Running:
