@@ -14,8 +14,7 @@ from pathlib import Path
 import httpx
 import torch
 
-import ampwatch
-from ampwatch import records
+from ampwatch import GradScaler, records  # all that a job loads is loaded before any is forked
 from ampwatch.recorder import Recorder
 
 torch.set_num_threads(1)
@@ -42,7 +41,7 @@ def scaler_of(model, recorder):
     how = {"init_scale": 2.0**14, "growth_interval": 20}
     if recorder is None:
         return torch.amp.GradScaler("cpu", **how)
-    return ampwatch.GradScaler("cpu", model=model, recorder=recorder, **how)
+    return GradScaler("cpu", model=model, recorder=recorder, **how)
 
 
 def batch_of(step):
