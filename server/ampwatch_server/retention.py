@@ -34,7 +34,6 @@ _DAY_S: Final = 86400.0
 
 What = Literal["tensors", "attempts", "run"]
 _STAGES: Final[tuple[What, ...]] = ("tensors", "attempts", "run")
-_FROM: Final = {"tensors": t.producers.c.tensors_from, "attempts": t.producers.c.attempts_from}
 
 
 class Drop(NamedTuple):
@@ -85,7 +84,7 @@ class Retention:
                 if self._excess(connection) <= 0:
                     break
             done += [drop] if self._perform(drop) else []
-        give_back(self._database)
+        give_back(self._database, self._stop.is_set)
         return done
 
     def _work(self) -> None:
@@ -123,13 +122,13 @@ class Retention:
         silent = t.runs.c.last_seen < self._settings.clock() - silent_s
         query = sa.select(t.runs.c.run).where(silent).order_by(t.runs.c.last_seen, t.runs.c.run)
         if what != "run":
-            has = sa.exists().where(t.producers.c.run == t.runs.c.run, _FROM[what] < _last_window())
-            query = query.where(has)
+            its = (t.producers.c.run == t.runs.c.run, t.chunks.c.producer == t.producers.c.id)
+            query = query.where(sa.exists().where(*its, *_old_rows(what)))
         with self._database.read() as connection:
             return list(connection.scalars(query))
 
     def _perform(self, drop: Drop) -> bool:
-        """Drop it, unless a server works on the run or we are told to stop."""
+        """Drop it, unless a server works on the run; False where we are told to stop before it is done."""
         lease = Lease(drop.run, self._holder, self._settings)
         if self._stop.is_set() or not self._database.write(lease.acquire):
             return False
@@ -142,10 +141,12 @@ class Retention:
             log.info("%s", lost)
             return False
         self._database.write(lease.release)
-        return True
+        return not self._stop.is_set()
 
     def _remove(self, lease: Lease) -> None:
-        empty_run(self._database, lease.run)
+        empty_run(self._database, lease.run, self._stop.is_set)
+        if self._stop.is_set():
+            return
         self._database.write(lambda c: c.execute(t.runs.delete().where(t.runs.c.run == lease.run)))
 
     def _drop_rows(self, lease: Lease, kind: Literal["tensors", "attempts"]) -> None:
@@ -157,18 +158,18 @@ class Retention:
             self._drop_of(lease, producer, kind)
 
     def _drop_of(self, lease: Lease, producer: Row[Any], kind: Literal["tensors", "attempts"]) -> None:
-        row = t.chunks.c
-        gone = (row.producer == producer.id, row.kind == kind, row.level == 0, row.first < producer.edge)
+        """First the mark: from then on reads take the points above, and rows that come late are left out."""
+        gone = (t.chunks.c.producer == producer.id, *_old_rows(kind, producer.edge))
         add_missing_parts(self._database, lease, *gone)
-        delete_where(self._database, t.chunks, *gone)
 
-        def job(connection: Connection) -> None:
+        def mark(connection: Connection) -> None:
             lease.assert_held(connection)
             mine = t.producers.update().where(t.producers.c.id == producer.id)
             connection.execute(mine.values({f"{kind}_from": producer.edge}))
             touch(connection, lease.run)  # what a client has cached of it is old
 
-        self._database.write(job)
+        self._database.write(mark)
+        delete_where(self._database, t.chunks, *gone, stopped=self._stop.is_set)
 
 
 def told(keep: Keep) -> str:
@@ -186,3 +187,9 @@ def told(keep: Keep) -> str:
 def _last_window() -> sa.ColumnElement[int]:
     end = t.producers.c.end_attempt
     return end - end % WINDOW
+
+
+def _old_rows(kind: str, edge: int | None = None) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions on `chunks`: rows of a kind before `edge`, or before the last window of their producer."""
+    row = t.chunks.c
+    return row.kind == kind, row.level == 0, row.first < (_last_window() if edge is None else edge)

@@ -176,3 +176,30 @@ def test_chunks_without_parts_get_them_before_they_go(service: Service, clock: l
 )
 def test_it_says_what_it_will_drop(keep: Keep, said: str) -> None:
     assert told(keep) == said
+
+
+def test_what_is_cut_off_shows_no_hole_and_is_finished_later(tmp_path: Path, clock: list[float]) -> None:
+    service = Service(Settings(str(tmp_path / "a.db"), clock=lambda: clock[0]), sent.NoDiagnosis)
+    recorded(service)
+    before = losses(service)
+    clock[0] += 100 * DAY_S
+    refuse = "CREATE TRIGGER refuse BEFORE DELETE ON chunks BEGIN SELECT RAISE(ABORT, 'cut off'); END"
+    service.database.write(lambda c: c.exec_driver_sql(refuse))
+    with pytest.raises(sa.exc.DatabaseError, match="cut off"):
+        retention(service, tensors_days=None).prune()
+    service.database.write(lambda c: c.exec_driver_sql("DROP TRIGGER refuse"))
+    clock[0] += 60
+    sent.store(service, sent.attempts(10, 11, 3, loss=[1e9]))  # late, for rows that are on their way out
+    clock[0] += 100 * DAY_S
+    assert retention(service, tensors_days=None).prune() == [Drop("r", "attempts", "age")]
+    assert {place[4] for place in sent.all_chunks(service) if place[1:4:2] == ("attempts", 0)} == {4096}
+    assert losses(service) == before
+    service.database.close()
+
+
+def test_deleting_ends_with_the_slice_that_is_under_way(service: Service) -> None:
+    entry = {"time": 0.0, "who": "", "action": "", "subject": ""}
+    service.database.write(lambda c: c.execute(t.audit.insert(), [entry] * 50))
+    gone = t.audit.c.time < 1.0
+    assert delete_where(service.database, t.audit, gone, stopped=lambda: True) == 8
+    assert delete_where(service.database, t.audit, gone) == 42

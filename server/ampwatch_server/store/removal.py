@@ -19,16 +19,26 @@ _MOST: Final = 4096
 _OF_PRODUCERS: Final = (inbox, parts, chunks, events, tensors, receipts)
 
 
-def in_slices(database: Database, job: Callable[[Connection, int], int]) -> int:
+def never() -> bool:
+    """Until it is done."""
+    return False
+
+
+def in_slices(
+    database: Database, job: Callable[[Connection, int], int], stopped: Callable[[], bool] = never
+) -> int:
     """Run `job(connection, limit)`, which answers how many it did, until it does fewer; answer their sum.
 
     The limit follows the clock, so that a slice takes at most about 50 ms.
+
+    Arguments:
+        stopped: asked after each slice whether that was the last.
     """
     done, limit = 0, _FIRST
     while True:
         count, seconds = database.write(partial(_timed, job, limit))
         done += count
-        if count < limit:
+        if count < limit or stopped():
             return done
         if seconds > SLICE_S / 2:
             limit = max(1, limit // 2)
@@ -41,7 +51,12 @@ def _timed(job: Callable[[Connection, int], int], limit: int, connection: Connec
     return job(connection, limit), time.perf_counter() - started
 
 
-def delete_where(database: Database, table: sa.Table, *which: sa.ColumnElement[bool]) -> int:
+def delete_where(
+    database: Database,
+    table: sa.Table,
+    *which: sa.ColumnElement[bool],
+    stopped: Callable[[], bool] = never,
+) -> int:
     """Delete the rows that fulfil all of `which`, in slices; answer how many there were."""
     key = list(table.primary_key)
 
@@ -50,23 +65,24 @@ def delete_where(database: Database, table: sa.Table, *which: sa.ColumnElement[b
         place = key[0] if len(key) == 1 else sa.tuple_(*key)
         return connection.execute(table.delete().where(place.in_(some))).rowcount
 
-    return in_slices(database, job)
+    return in_slices(database, job, stopped)
 
 
-def empty_run(database: Database, run: str) -> None:
+def empty_run(database: Database, run: str, stopped: Callable[[], bool] = never) -> None:
     """Delete all that grows with a run, in slices. Its row, and what hangs on that, is left for one last transaction."""
     with database.read() as connection:
         ids = connection.scalars(sa.select(producers.c.id).where(producers.c.run == run)).all()
     for producer_id in ids:
         for table in _OF_PRODUCERS:
-            delete_where(database, table, table.c.producer == producer_id)
+            if not stopped():
+                delete_where(database, table, table.c.producer == producer_id, stopped=stopped)
 
 
-def give_back(database: Database) -> int:
+def give_back(database: Database, stopped: Callable[[], bool] = never) -> int:
     """Return the free pages of a SQLite file to the disk, in slices; answer how many. PostgreSQL does it by itself."""
     if database.url.get_backend_name() != "sqlite":
         return 0
-    return in_slices(database, _vacuum)
+    return in_slices(database, _vacuum, stopped)
 
 
 def _vacuum(connection: Connection, limit: int) -> int:
