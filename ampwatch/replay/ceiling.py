@@ -12,7 +12,7 @@ helped, and the ceiling is 0. So a ceiling is known as an interval, and between 
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,10 +58,10 @@ def _of_clean(attempts: Attempts, best: Reals) -> Reals:
     if not len(overflows):
         return best
     if len(bounded):
-        gaps = np.log2(best[_nearest(bounded, overflows)] / scale[overflows])
+        gaps = np.log2(best[nearest(bounded, overflows)] / scale[overflows])
         near = gaps[gaps >= -1.0]  # a scale far above the bound overflows in any case
         best = best * 2.0 ** -(float(np.median(np.maximum(near, 0.0))) if len(near) else 0.0)
-    met = scale[_nearest(overflows, np.arange(len(scale)))] * _BELOW
+    met = scale[nearest(overflows, np.arange(len(scale)))] * _BELOW
     return np.where(np.isfinite(best), best, np.maximum(met, scale))
 
 
@@ -76,7 +76,7 @@ def _of_neighbours(attempts: Attempts, likely: Reals) -> Reals:
     return bound
 
 
-def _nearest(places: npt.NDArray[np.int64], to: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def nearest(places: npt.NDArray[np.int64], to: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """For each of `to` the nearest of the sorted places."""
     after = np.minimum(np.searchsorted(places, to), len(places) - 1)
     before = np.maximum(after - 1, 0)

@@ -68,6 +68,8 @@ def simulate(policy: Policy, ceiling: Reals) -> Path:
 
 def _first_below(ceiling: Reals, scale: float, start: int, stop: int) -> int:
     """The first place from `start` on whose ceiling is below the scale, `stop` where none is before it."""
+    if stop - start == 1:  # a policy that moves at every attempt asks so for each
+        return start if ceiling[start] < scale else stop
     while start < stop:
         below = ceiling[start : min(start + _WINDOW, stop)] < scale
         first = int(below.argmax())

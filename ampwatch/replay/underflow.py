@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ampwatch.diagnosis.underflow import lost_share, lost_share_at, share_at
 
+from .ceiling import nearest
 from .recorded import Reals
 
 SAMPLES: Final = 24
@@ -50,7 +51,7 @@ NOTHING: Final = Losses(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(_SH
 
 
 def losses_of(tables: Iterable[Mapping[str, npt.NDArray[Any]]], born: Iterable[int]) -> Losses:
-    """The losses at no more than 24 attempts, evenly spread over those that `tensors` tables hold.
+    """The losses at no more than 24 attempts, evenly spread over the run, of those that `tensors` tables hold.
 
     Arguments:
         tables: with columns `attempt`, `tensor`, `scale`, `n_zero`, `hist`, and `n_inf` and `n_nan` where there are.
@@ -60,10 +61,16 @@ def losses_of(tables: Iterable[Mapping[str, npt.NDArray[Any]]], born: Iterable[i
     rows = {name: np.concatenate([table[name] for table in kept]) for name in kept[0]} if kept else {}
     if not rows or not len(rows["attempt"]):
         return NOTHING
-    present = np.unique(rows["attempt"])
-    chosen = present[np.unique(np.linspace(0, len(present) - 1, SAMPLES).round().astype(np.int64))]
-    inside = np.isin(rows["attempt"], chosen)
+    inside = np.isin(rows["attempt"], spread(np.unique(rows["attempt"]), SAMPLES))
     return _losses({name: column[inside] for name, column in rows.items()})
+
+
+def spread(attempts: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """At most so many of some attempts, (n,) ascending: those nearest to equal distances between the first and the last.
+
+    Not every n-th of them: at a run's start and around its trouble recorded attempts stand closer.
+    """
+    return np.unique(nearest(attempts, np.linspace(attempts[0], attempts[-1], most)))
 
 
 def _usable(table: Mapping[str, npt.NDArray[Any]], born: Iterable[int]) -> dict[str, npt.NDArray[Any]]:

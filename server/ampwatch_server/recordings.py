@@ -11,13 +11,13 @@ from ampwatch.replay.recording import Recording
 
 from .db import Database
 from .store.processes import EVERYONE, Source
-from .store.recorded import read_recording, revision_of
+from .store.recorded import read_recording, version_of
 from .store.tail import TailReader
 
 _KEPT_ATTEMPTS: Final = 4_000_000  # over all kept recordings; some 60 bytes each
 
-
 _Key = tuple[str, Source, int]
+_Version = tuple[float, int] | None
 
 
 class Known(NamedTuple):
@@ -33,25 +33,25 @@ class Recordings:
     def __init__(self, database: Database, tails: TailReader) -> None:
         self._database, self._tails = database, tails
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, tuple[int, Known]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[_Version, Known]] = OrderedDict()
 
     def read(self, run: str, source: Source = EVERYONE, scaler: int = 0) -> Known:
         """The recording of a run as it stands. RunNotFound."""
         key = (run, source, scaler)
         with self._database.read() as connection:
-            revision = revision_of(connection, run)
+            version = version_of(connection, run)
             with self._lock:
                 kept = self._kept.get(key)
-            if kept is not None and kept[0] == revision:
+            if kept is not None and kept[0] == version:
                 return kept[1]
             recording = read_recording(connection, self._tails, run, source, scaler)
         known = Known(recording, ceilings(recording.attempts))
-        self._keep(key, revision, known)
+        self._keep(key, version, known)
         return known
 
-    def _keep(self, key: _Key, revision: int, known: Known) -> None:
+    def _keep(self, key: _Key, version: _Version, known: Known) -> None:
         with self._lock:
-            self._kept[key] = (revision, known)
+            self._kept[key] = (version, known)
             self._kept.move_to_end(key)
             while sum(one.recording.attempts.n for _, one in self._kept.values()) > _KEPT_ATTEMPTS:
                 self._kept.popitem(last=False)

@@ -6,7 +6,7 @@ from ampwatch.replay import Recording, recommend, what_if
 from ampwatch.replay.policies import POLICIES, Torch
 from ampwatch.replay.recorded import attempts_of
 from ampwatch.replay.simulate import simulate
-from ampwatch.replay.underflow import NOTHING, losses_of
+from ampwatch.replay.underflow import NOTHING, losses_of, spread
 from ampwatch.replay.whatif import code_of, defaults_of
 
 
@@ -49,6 +49,12 @@ def test_a_smaller_scale_loses_what_the_histogram_says():
     assert losses.at(np.array([2.0**10])).tolist() == [0.0]
     assert losses.at(np.array([2.0**4])).tolist() == [0.5]
     assert losses.at(np.array([2.0**-7])).tolist() == [1.0]
+
+
+def test_samples_are_spread_over_the_run_however_close_its_start_was_recorded():
+    assert spread(np.array([0, 1, 2, 3, 51, 100]), 3).tolist() == [0, 51, 100]
+    at = sampled(1.0, [-20], at=[*range(64), *range(75, 1000, 25)]).attempt
+    assert np.histogram(at, bins=3, range=(0, 999))[0].tolist() == [8, 8, 8]
 
 
 def test_a_scaler_that_raises_says_where():

@@ -8,6 +8,8 @@ import sent
 from ampwatch.records import MISSING, Event, pack_table
 from ampwatch.replay import recording_of, what_if
 from ampwatch_server.service import Service
+from ampwatch_server.store.removal import empty_run
+from ampwatch_server.store.runs import delete_run
 
 SCALER = {"scaler": 0, "class": "GradScaler", "init_scale": 2.0**30, "growth_interval": 2000}
 BURST = 14  # attempts from 2^30 down to 2^16, which all overflow
@@ -133,3 +135,21 @@ def test_policies_are_listed_with_their_defaults(client: httpx.Client) -> None:
         "backoff_factor": 0.5,
         "growth_interval": 2000,
     }
+
+
+def test_another_run_of_the_same_id_is_not_taken_for_the_one_before(
+    service: Service, clock: list[float]
+) -> None:
+    sent.store(service, *batches(sent.P))
+    assert service.recordings.read("r").recording.attempts.n == 3000
+    empty_run(service.database, "r")
+    service.database.write(lambda c: delete_run(c, "r"))
+    clock[0] += 1
+    sent.store(service, described(sent.P), attempts(sent.P, 100))
+    assert service.recordings.read("r").recording.attempts.n == 100
+
+
+def test_samples_are_spread_over_all_windows(service: Service) -> None:
+    sent.store(service, described(sent.P), attempts(sent.P), tensors(sent.P, range(0, 3000, 5)))
+    at = service.recordings.read("r").recording.losses.attempt
+    assert np.bincount(at // 1024).min() >= 7  # of 24 in 3 windows

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ampwatch.diagnosis.described import Described
-from ampwatch.records import Array, Event, Table
+from ampwatch.records import Event, Table
 from ampwatch.replay.recorded import COLUMNS
 from ampwatch.replay.recording import Recording, joined, part_of
-from ampwatch.replay.underflow import SAMPLES
+from ampwatch.replay.underflow import SAMPLES, spread
 from ampwatch_server import tables as t
 
 from .blob import unpack
@@ -42,10 +42,13 @@ def read_recording(
     return joined(parts)
 
 
-def revision_of(connection: Connection, run: str) -> int:
-    """Counts the changes of a run that a reader can see; -1 where it has none yet."""
-    found = connection.execute(sa.select(t.run_state.c.revision).where(t.run_state.c.run == run)).scalar()
-    return -1 if found is None else int(found)
+def version_of(connection: Connection, run: str) -> tuple[float, int] | None:
+    """When a run began, and the count of its changes that a reader can see: another run of its id has another start."""
+    query = sa.select(t.runs.c.started, t.run_state.c.revision).join(
+        t.run_state, t.run_state.c.run == t.runs.c.run
+    )
+    row = connection.execute(query.where(t.runs.c.run == run)).one_or_none()
+    return None if row is None else (row.started, row.revision)
 
 
 def _described(connection: Connection, producer_id: int) -> Described:
@@ -71,20 +74,23 @@ def _attempts(connection: Connection, producer_id: int, end: int, tails: TailRea
 
 
 def _samples(connection: Connection, producer_id: int, end: int, tails: TailReader) -> list[Table]:
-    """The tensors of one attempt in each of at most 24 windows of each stream."""
+    """The tensors of at most 24 attempts of each stream, or of one in each of 24 windows."""
     tail = tails.read(connection, producer_id, "tensors")
     found = []
     for stream in streams_of(connection, producer_id, "tensors", tail):
         where = Where(producer_id, "tensors", stream)
-        for span in _spans(connection, where, end, tail):
+        spans = _spans(connection, where, end, tail)
+        of_each = -(-SAMPLES // max(1, len(spans)))
+        for span in spans:
             rows = read_rows(connection, where, span, tail, _HISTOGRAMS)
             if rows is not None and "hist" in rows:
-                found += [_at(rows, attempt, stream) for attempt in _few(np.unique(rows["attempt"]), span)]
+                chosen = spread(np.unique(rows["attempt"]), of_each).tolist()
+                found += [_at(rows, attempt, stream) for attempt in chosen]
     return found
 
 
 def _spans(connection: Connection, where: Where, end: int, tail: Tail) -> list[tuple[int, int]]:
-    """Windows that hold rows, at most 24, evenly spread; a short run is one window and is asked for all at once."""
+    """Windows that hold rows, at most 24, evenly spread."""
     size = window_size(0)
     query = sa.select(t.chunks.c.first).where(
         t.chunks.c.producer == where.producer_id,
@@ -95,13 +101,6 @@ def _spans(connection: Connection, where: Where, end: int, tail: Tail) -> list[t
     firsts = sorted({*connection.scalars(query), *tail.touched(where.stream)})
     chosen = np.unique(np.linspace(0, max(len(firsts) - 1, 0), SAMPLES).round().astype(int))
     return [(firsts[i], min(firsts[i] + size, end)) for i in chosen] if firsts else []
-
-
-def _few(attempts: Array, span: tuple[int, int]) -> list[int]:
-    """The attempts to take of a window: as many as leave 24 of a run that is one window long."""
-    most = SAMPLES if span[0] == 0 else 1
-    chosen = np.unique(np.linspace(0, len(attempts) - 1, most).round().astype(int))
-    return [int(attempt) for attempt in attempts[chosen]]
 
 
 def _at(rows: Table, attempt: int, stream: int) -> Table:
