@@ -24,6 +24,7 @@ FRESH_S: Final = 60.0
 _LOCAL_RANK: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _SENDER: Final = "sender"
 _LEFT: Final = ".left"
+_NEW: Final = ".new"
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int | None:
@@ -70,7 +71,9 @@ class Node:
             os.utime(self._mark)
         except FileNotFoundError:
             _make_own(self._place)
-            self._mark.write_text(str(self._folder))
+            new = self._mark.with_suffix(_NEW)
+            new.write_text(str(self._folder))
+            new.replace(self._mark)  # nobody finds it half written
 
     @property
     def is_served(self) -> bool:
@@ -83,7 +86,7 @@ class Node:
 
     def forward(self, submit: Callable[[Batch], bool]) -> bool:
         """Hand on what the other processes have written; False where not all was taken, and is offered again."""
-        for mark in [mark for mark in self._place.iterdir() if mark.name != _SENDER]:
+        for mark in [mark for mark in self._place.iterdir() if mark.stem != _SENDER and mark.suffix != _NEW]:
             with contextlib.suppress(FileNotFoundError):  # it is leaving
                 tail = self._tails.setdefault(mark.stem, Tail(Path(mark.read_text())))
                 if not self._forward(tail, submit):

@@ -51,6 +51,17 @@ def test_what_was_not_taken_is_offered_again(join, tmp_path):
     assert got == [1, 2]
 
 
+def test_a_mark_that_is_being_written_is_read_the_next_time(join, tmp_path):
+    sender, got = join(PRODUCER, is_sender=True), []
+    (place,) = (path for path in tmp_path.iterdir() if path.name.startswith("ampwatch-"))
+    (place / f"{OTHER}.new").touch()
+    assert sender.forward(lambda batch: not got.append(batch.seq))
+    join(OTHER)
+    writer(tmp_path / "runs", OTHER).write([events(0, producer=OTHER)])
+    assert sender.forward(lambda batch: not got.append(batch.seq))
+    assert got == [0]
+
+
 def test_without_a_fresh_sender_nobody_is_served(join):
     now = [1e9]
     other = join(OTHER, clock=lambda: now[0])
