@@ -42,12 +42,16 @@ SILENT_S: Final = 600.0
 
 
 class State(msgspec.Struct):
-    """What is kept between two syncs of a folder with a server: bytes read of each segment, refusals by producer."""
+    """What is kept between two syncs of a folder with a server.
+
+    Bytes read of each segment; by producer, how many batches were refused and how many records could not be read.
+    """
 
     directory: str
     server: str
     offsets: dict[str, int] = {}
     refused: dict[str, int] = {}
+    unreadable: dict[str, int] = {}
 
 
 @dataclass
@@ -127,7 +131,7 @@ class Handover:
 
     def delete(self) -> Report:
         """Delete the producers that have ended, or were silent for `SILENT_S`, and that the server has all of."""
-        for folder in {path.parent for path in spool.segments(self._directory).values()}:
+        for folder in self._producers():
             name = folder.relative_to(self._directory).as_posix()
             if why := self._why_keep(folder):
                 self.report.kept[name] = why
@@ -139,13 +143,22 @@ class Handover:
         self._save()
         return self.report
 
+    def _producers(self) -> list[Path]:
+        return sorted({path.parent for path in spool.segments(self._directory).values()})
+
     def _batches(self) -> Iterator[Batch]:
+        for folder in self._producers():
+            yield from self._batches_of(folder)
+
+    def _batches_of(self, folder: Path) -> Iterator[Batch]:
         while True:
             try:
-                yield from self._tail.read()
+                yield from self._tail.read_producer(folder)
                 return
-            except InvalidBatch:
-                self.report.unreadable += 1  # the tail stands behind it
+            except InvalidBatch:  # the tail stands behind it
+                self.report.unreadable += 1
+                producer = folder.resolve().name
+                self._state.unreadable[producer] = self._state.unreadable.get(producer, 0) + 1
 
     def _deliver(self, sender: Sender, batch: Batch) -> Answer:
         """The answer to a batch, once it is one that lasts."""
@@ -177,8 +190,11 @@ class Handover:
 
     def _why_keep(self, folder: Path) -> str:
         """Why a producer's folder must stay; empty where it need not."""
-        if refused := self._state.refused.get(folder.resolve().name):
+        producer = folder.resolve().name
+        if refused := self._state.refused.get(producer):
             return f"{refused} of its batches were refused"
+        if unreadable := self._state.unreadable.get(producer):
+            return f"{unreadable} of its records cannot be read; a newer ampwatch wrote them, or they are damaged"
         if any(Tail(self._directory, self._tail.cursor).read_producer(folder)):
             return "it has written more meanwhile"
         silent_s = self._clock() - max(path.stat().st_mtime for path in folder.glob("*.awb"))
