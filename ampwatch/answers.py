@@ -83,6 +83,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def may_be_proxied(server: str) -> bool:
+    """Whether a proxy of the environment may be used: it would be handed the token on the way to this machine itself."""
+    return not is_loopback(urlsplit(server).hostname or "")
+
+
 def _read(response: httpx.Response, server: str, token: str | None) -> Answer:
     status, said = response.status_code, _json_of(response)
     if response.is_success and said is not None:

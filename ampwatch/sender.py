@@ -10,7 +10,6 @@ import gzip
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from . import answers, records
 from .answers import Answer
@@ -58,13 +57,11 @@ class Sender:
         import httpx  # here, as it takes 50 ms and a job without a server needs none
 
         self.server, self._token = server.rstrip("/"), token
-        # A proxy of the environment would be handed the token on the way to this machine itself.
-        proxies = not answers.is_loopback(urlsplit(server).hostname or "")
         self._client = httpx.Client(
             transport=http,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            trust_env=proxies,
+            trust_env=answers.may_be_proxied(server),
         )
         self._encoding = 0
         self._too_large: float = float("inf")  # bytes of the smallest body that was

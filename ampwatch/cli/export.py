@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, BinaryIO
+from urllib.parse import quote
 
 import typer
 
-from ampwatch import spool
-from ampwatch.errors import AmpwatchError, RunNotFound
+from ampwatch import answers, spool
+from ampwatch.errors import AmpwatchError, RunNotFound, SettingsError
 
 from ._extra import needs
 from ._places import RECORDED
@@ -104,15 +105,23 @@ def _recorded(run: str) -> tuple[Path, str]:
 
 
 def _asked(server: str, run: str, what: str, query: dict[str, str]) -> Iterator[bytes]:
-    """The answer of a server, piece by piece. AmpwatchError says what it answered instead."""
+    """The answer of a server, piece by piece.
+
+    Errors: AmpwatchError says what it answered instead; SettingsError for an address that no token may be sent to.
+    """
     import httpx
 
     from ampwatch.settings import read_token
 
+    if refusal := answers.why_not(server):
+        raise SettingsError(refusal)
     headers = {"Authorization": f"Bearer {read_token() or ''}"}
-    url = f"{server.rstrip('/')}/v1/runs/{run}/{what}"
+    url = f"{server.rstrip('/')}/v1/runs/{quote(run, safe='')}/{what}"
+    proxied = answers.may_be_proxied(server)
     try:
-        with httpx.stream("GET", url, params=query, headers=headers, timeout=60) as response:
+        with httpx.stream(
+            "GET", url, params=query, headers=headers, timeout=60, trust_env=proxied
+        ) as response:
             if not response.is_success:
                 response.read()
                 raise AmpwatchError(f"{server} answered {response.status_code}: {_detail(response)}")

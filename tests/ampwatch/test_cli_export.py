@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ampwatch.errors import AmpwatchError, RunNotFound
+from ampwatch.errors import AmpwatchError, RunNotFound, SettingsError
 from ampwatch_server.serve import running
 
 from .test_cli import invoke, printed, record
@@ -53,6 +53,8 @@ def test_a_server_is_asked(tmp_path, monkeypatch):
             printed("export", "one", "--server", server.url)
     with pytest.raises(AmpwatchError, match="does not answer"):
         printed("report", "one", "--server", server.url, "-o", tmp_path / "r.html")
+    with pytest.raises(SettingsError, match="whoever listens could read the token"):
+        printed("report", "one", "--server", "http://10.0.0.1", "-o", tmp_path / "r.html")
     assert not list(tmp_path.glob("*r.html*"))
 
 
