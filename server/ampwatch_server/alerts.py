@@ -134,6 +134,11 @@ class Alerts:
         except NotSent as error:
             outcome, due = str(error), self._next_try(alert)
             log.warning("alert to %s: %s%s", destination.name, error, "" if due else "; given up")
+        except Unavailable:
+            raise
+        except Exception:  # it stops none of the others, nor is it tried for ever
+            outcome, due = "failed; the server's log says why", self._next_try(alert)
+            log.exception("alert to %s failed", destination.name)
         mine = t.outbox.update().where(t.outbox.c.id == alert.id, t.outbox.c.due.is_not(None))
         self._database.write(lambda c: c.execute(mine.values(due=due, outcome=outcome)))
 

@@ -108,7 +108,7 @@ def send(destination: Destination, message: Mapping[str, Any], resolve: Resolve 
 def _address(destination: Destination, url: httpx.URL, resolve: Resolve) -> str:
     try:
         found = resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise NotSent("its name cannot be resolved") from error
     if not destination.allow_private and not all(map(_is_public, found)):
         raise NotSent("its address is loopback or private, which the server's alert settings do not allow")

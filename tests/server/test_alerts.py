@@ -93,10 +93,10 @@ def test_a_server_that_died_while_sending_leaves_the_alert_to_another(
     alerting: Service, clock: list[float]
 ) -> None:
     def dies(destination: Destination, message: dict[str, object]) -> str:
-        raise RuntimeError
+        raise KeyboardInterrupt
 
     sent.store(alerting, *overflowing())
-    with pytest.raises(RuntimeError):
+    with pytest.raises(KeyboardInterrupt):
         Alerts(alerting.database, alerting.settings, dies).send_due()
     post = Post()
     first = outbox(alerting, post).send_due()
@@ -249,3 +249,18 @@ def test_marks_are_put_by_rest_and_told_to_watchers(client: httpx.Client) -> Non
     assert client.patch("/v1/runs/r/findings/x%00", json={"mark": None}).status_code == 404
     entry = client.get("/v1/audit").json()["items"][0]
     assert (entry["action"], entry["subject"]) == ("acknowledged", f"r {key}")
+
+
+def test_an_alert_that_fails_stops_no_other_and_is_given_up_in_time(
+    alerting: Service, clock: list[float]
+) -> None:
+    def fail(destination: Destination, message: dict[str, object]) -> str:
+        raise ValueError("a fault of ours")
+
+    sent.store(alerting, *overflowing())
+    alerts = Alerts(alerting.database, alerting.settings, fail)
+    assert alerts.send_due() == 1
+    with alerting.database.read() as connection:
+        assert alerts.shown(connection)[0]["last_outcome"] == "failed; the server's log says why"
+    clock[0] += GIVE_UP_S + 1
+    assert (alerts.send_due(), alerts.send_due()) == (1, 0)
