@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ._extra import needs
 from ._json import as_json
+from ._keep import AttemptsDays, MaxGib, TensorsDays, keep_of
 
 if TYPE_CHECKING:
     from ampwatch_server.settings import Settings
@@ -40,16 +41,9 @@ def upgrade(database: Database = None, directory: Directory = None) -> None:
 def prune(
     database: Database = None,
     directory: Directory = None,
-    tensors_days: Annotated[
-        float | None, typer.Option(min=0, help="Days after which rows of tensors are dropped; 7 by default.")
-    ] = None,
-    attempts_days: Annotated[
-        float | None,
-        typer.Option(min=0, help="Days after which rows of attempts are dropped; 90 by default."),
-    ] = None,
-    max_gib: Annotated[
-        float | None, typer.Option(min=0, help="Size in GiB above which more is dropped; 64 by default.")
-    ] = None,
+    tensors_days: TensorsDays = None,
+    attempts_days: AttemptsDays = None,
+    max_gib: MaxGib = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
     json_: Json = False,
 ) -> None:
@@ -58,9 +52,7 @@ def prune(
     from ampwatch_server.maintenance import opened
     from ampwatch_server.retention import Retention, told
 
-    given: dict[str, Any] = {"tensors_days": tensors_days, "attempts_days": attempts_days}
-    given["max_bytes"] = None if max_gib is None else int(max_gib * 2**30)
-    keep = replace(settings.keep, **{name: value for name, value in given.items() if value is not None})
+    keep = keep_of(tensors_days, attempts_days, max_gib)
     with opened(settings) as store:
         retention = Retention(store, replace(settings, keep=keep))
         drops = retention.due() if dry_run else retention.prune()

@@ -12,6 +12,7 @@ import typer
 from ampwatch.errors import RunNotFound, SettingsError
 
 from ._extra import needs
+from ._keep import AttemptsDays, MaxGib, TensorsDays, keep_of
 from ._places import RECORDED, recorded_here
 
 
@@ -43,6 +44,9 @@ def serve(
     alerts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON file of the webhooks that are told of findings.")
     ] = None,
+    tensors_days: TensorsDays = None,
+    attempts_days: AttemptsDays = None,
+    max_gib: MaxGib = None,
 ) -> None:
     """Show runs in the browser and take the records of training jobs. Ctrl-C stops it."""
     if directory is not None and not directory.is_dir():
@@ -67,6 +71,7 @@ def serve(
         allowed_hosts=allowed_host or (),
         root_path=root_path,
         alerts=None if alerts is None else read_alerts(alerts),
+        keep=keep_of(tensors_days, attempts_days, max_gib),
     )
 
 

@@ -45,7 +45,10 @@ def backup(url: URL, target: Path, progress: Callable[[int, int], None] = lambda
 def _copy(source: Path, target: Path, progress: Callable[[int, int], None]) -> None:
     if not source.exists():
         raise AmpwatchError(f"{source}: there is no such database")
-    reading, writing = sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True), sqlite3.connect(target)
+    reading, writing = (
+        sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True),
+        sqlite3.connect(target),
+    )
     try:
         reading.execute("BEGIN")  # one snapshot: a copy of a database in use would start again at each write
         reading.execute("SELECT 1 FROM sqlite_master").fetchone()

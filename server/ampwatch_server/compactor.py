@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from typing import Any, Final
 
@@ -213,9 +213,8 @@ class Compactor:
     def _count_dropped(self, batches: Iterable[Batch]) -> None:
         told = (event.data for batch in batches for event in batch.events() if event.type == "dropped")
         for data in told:
-            first, last, count = (_whole(data.get(name)) for name in ("first_seq", "last_seq", "count"))
-            number = last - first + 1 if 0 <= first <= last else max(1, count)
-            self._metrics.add("ampwatch_dropped_total", number, ("reason", text(data.get("reason"), 40)))
+            label = ("reason", text(data.get("reason"), 40))
+            self._metrics.add("ampwatch_dropped_total", _number_of(data), label)
 
     def _fold_producers(self, lease: Lease, given: Set[Key], *, silent_only: bool) -> dict[int, int]:
         """Fold what the diagnosis was given of the producers that have something waiting; answer where each ends."""
@@ -264,6 +263,13 @@ class Compactor:
     def _release(self, connection: Connection) -> None:
         mine = t.run_state.update().where(t.run_state.c.holder == self._holder)
         connection.execute(mine.values(holder="", lease_until=0.0))
+
+
+def _number_of(dropped: Mapping[str, Any]) -> int:
+    """How many were dropped. Of the numbers between first and last not all need be of this kind."""
+    first, last = (_whole(dropped.get(name)) for name in ("first_seq", "last_seq"))
+    known = [n for name in ("count", "batches") if (n := _whole(dropped.get(name))) > 0]
+    return known[0] if known else last - first + 1 if 0 <= first <= last else 1
 
 
 def _whole(value: Any) -> int:

@@ -20,7 +20,10 @@ _HELP = {
     "ampwatch_ingest_seconds_total": ("counter", "Time from a whole body to its durable commit, summed."),
     "ampwatch_commits_total": ("counter", "Transactions of the writing thread."),
     "ampwatch_commit_seconds_total": ("counter", "Time in them, from begin to durable commit, summed."),
-    "ampwatch_dropped_total": ("counter", "Records that training jobs said they had to drop, by reason."),
+    "ampwatch_dropped_total": (
+        "counter",
+        "Batches, and rows and events that were in none yet, that training jobs had to drop, by reason.",
+    ),
     "ampwatch_inbox_batches": ("gauge", "Acknowledged batches that are not in chunks or rows yet."),
     "ampwatch_lag_seconds": (
         "gauge",

@@ -25,7 +25,7 @@ from .auth import LINK_S, SCOPES, first_token
 from .destinations import AlertSettings
 from .diagnoser import Engine
 from .service import Service
-from .settings import Settings, default_database
+from .settings import Keep, Settings, default_database
 
 DEFAULT_PORT: Final = 8765
 STOP_S: Final = 5.0  # requests under way at a stop get so long to end
@@ -55,6 +55,7 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     root_path: str = "",
     alerts: AlertSettings | None = None,
+    keep: Keep | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Blocks.
 
@@ -66,6 +67,7 @@ def serve(
         allowed_hosts: more names that requests may be addressed to, as that of a proxy.
         root_path: path prefix under which a proxy shows the server.
         alerts: where findings are told.
+        keep: how long what is stored is kept; as `Settings` has it by default.
     Errors: AmpwatchError where the port is in use, or the database cannot be opened.
     """
     if root_path and not root_path.startswith("/"):
@@ -79,6 +81,7 @@ def serve(
         allowed_hosts=tuple(allowed_hosts),
         token_file=token_path(),
         alerts=alerts or AlertSettings(),
+        keep=keep or Keep(),
     )
     with _listening(settings) as listener:
         server = _Server(create_app(settings), settings, listener, ready or (lambda _link: None))

@@ -12,9 +12,10 @@ import sent
 from typer.testing import CliRunner, Result
 
 from ampwatch import cli
+from ampwatch.cli._keep import keep_of
 from ampwatch.errors import AmpwatchError
 from ampwatch_server.backup import backup
-from ampwatch_server.settings import database_url
+from ampwatch_server.settings import Keep, database_url
 
 
 def db(*arguments: object) -> Result:
@@ -38,6 +39,14 @@ def test_a_copy_is_made_while_the_server_takes_batches(
     copy.close()
 
 
+def test_a_database_named_from_here_is_copied(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert db("backup", "copy.db", "--database", f"sqlite:///{file.name}").exit_code == 0
+    assert (tmp_path / "copy.db").stat().st_size > 0
+
+
 def test_a_copy_replaces_no_file(file: Path, tmp_path: Path) -> None:
     (tmp_path / "copy.db").touch()
     with pytest.raises(AmpwatchError, match=r"copy\.db: it exists; name a new file"):
@@ -54,6 +63,12 @@ def test_prune_says_what_it_would_drop(client: httpx.Client, file: Path) -> None
     sent.send(client, sent.attempts(0, 3000))
     done = db("prune", "--database", file, "--dry-run", "--json", "--attempts-days", 0)
     assert json.loads(done.stdout) == {"dropped": [], "dry_run": True}  # it was heard of just now
+
+
+def test_what_is_kept_is_an_option_and_inf_keeps_it(file: Path) -> None:
+    limits = ("--tensors-days", "inf", "--attempts-days", "inf", "--max-gib", "inf")
+    assert "retention drops nothing" in db("prune", "--database", file, "--dry-run", *limits).stderr
+    assert keep_of(None, 1.5, 0.5) == Keep(7.0, 1.5, 1 << 29)
 
 
 def test_upgrade_is_said_to_be_done(file: Path) -> None:

@@ -26,6 +26,7 @@ def test_what_was_sent_is_counted(database: str, connect) -> None:
     lost = [
         Event("dropped", 1.0, data={"reason": 'a "full" disk', "first_seq": 3, "last_seq": 5}),
         Event("dropped", 1.0, data={"reason": "queue", "first_seq": -1, "last_seq": -1, "count": 7}),
+        Event("dropped", 1.0, data={"reason": "room", "first_seq": 3, "last_seq": 90, "batches": 2}),
         Event("dropped", 1.0, data={"reason": None, "count": "x"}),
     ]
     with running(database=database) as server, connect(server) as client:
@@ -37,6 +38,7 @@ def test_what_was_sent_is_counted(database: str, connect) -> None:
         'ampwatch_batches_total{outcome="repeated"}': 1,
         "ampwatch_attempts_total": 30,
         'ampwatch_dropped_total{reason="a \\"full\\" disk"}': 3,
+        'ampwatch_dropped_total{reason="room"}': 2,
         'ampwatch_dropped_total{reason="None"}': 1,
         'ampwatch_runs{status="live"}': 1,
         "ampwatch_alerts_waiting": 0,
