@@ -43,6 +43,7 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 MOST_TENSOR_BYTES: Final = 16 << 20
 MOST_ROWS: Final = 1 << 17
 MOST_EVENTS: Final = 1 << 16
+MOST_WANTED: Final = 512  # of the last 64 attempts; what was asked of those before is gone from the device
 DRAIN_S: Final = 2.0
 OPEN_S: Final = 0.25  # how long the newest attempt waits for what is logged after it, if none follows
 
@@ -127,7 +128,7 @@ class Harvester:
         self._tensors: Backlog[_TensorRows] = Backlog("tensors", most_tensor_bytes)
         self._newest: _Newest | None = None
         self._autopsies = Autopsies(tensor_every)
-        self._wanted: deque[Wanted] = deque()
+        self._wanted: deque[Wanted] = deque(maxlen=MOST_WANTED)
         self._order_of: dict[int, list[str]] = {}
         self._taken = 0
         self._step_offset = 0

@@ -12,6 +12,9 @@ from typing import Final, NamedTuple, Protocol
 MIN_FREE_BYTES: Final = 10 << 30
 MIN_FREE_SHARE: Final = 0.05
 MEASURE_S: Final = 60.0  # other ranks write into the same folder
+MEASURE_SHARE: Final = (
+    0.01  # of the time at most is spent on measuring: a folder of a thousand ranks takes long
+)
 
 
 class Usage(Protocol):
@@ -42,7 +45,8 @@ class Room:
         min_free_bytes: what stays free on the file system; None is the larger of `MIN_FREE_BYTES` and
             `MIN_FREE_SHARE` of it, and 0 is no such bound.
         usage: bytes of the file system of a path.
-        clock: monotonic, in seconds. The folder is measured when room is short, and every `MEASURE_S`.
+        clock: monotonic, in seconds. The folder is measured when room is short, and every `MEASURE_S`; where that
+            takes long, less often.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Room:
         self._usage, self._clock = usage, clock
         self._left = 0
         self._measured = -math.inf
+        self._took_s = 0.0
 
     def left(self, needed_bytes: int) -> Left:
         """What is left, for who wants to write so much."""
-        if needed_bytes > self._left or self._clock() - self._measured >= MEASURE_S:
-            self._left = self._max_bytes - size_of(self._directory)
-            self._measured = self._clock()
+        since_s = self._clock() - self._measured
+        is_wanted = needed_bytes > self._left or since_s >= MEASURE_S
+        if is_wanted and since_s * MEASURE_SHARE >= self._took_s:
+            self._measure()
         bound = Left(self._left, "spool_max_bytes")
         floor = Left(self._above_floor(), "spool_min_free_bytes")
         return min(bound, floor)
@@ -71,6 +77,12 @@ class Room:
     def take(self, size_bytes: int) -> None:
         """So much has been written; below 0, deleted."""
         self._left -= size_bytes
+
+    def _measure(self) -> None:
+        begun = self._clock()
+        self._left = self._max_bytes - size_of(self._directory)
+        self._measured = self._clock()
+        self._took_s = self._measured - begun
 
     def _above_floor(self) -> float:
         if self._min_free_bytes == 0:

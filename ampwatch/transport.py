@@ -150,7 +150,11 @@ class Transport:
         return not (self._queue or self._behind or self._busy)
 
     def _loop(self) -> None:
-        with Sender(self._server, self._token, http=self._http) as sender:
+        # What stands in the environment can keep a client from being made: a proxy or certificates that are none.
+        with (
+            guard("transport.open", then="nothing is sent"),
+            Sender(self._server, self._token, http=self._http) as sender,
+        ):
             while not self._closed:
                 pause_s = LONGEST_RETRY_S  # after a failure of our own
                 with guard("transport.burst"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ampwatch.autopsy import Wanted
-from ampwatch.harvest import Harvester, Rows, Seen
+from ampwatch.harvest import MOST_WANTED, Harvester, Rows, Seen
 from ampwatch.logbook import Entry
 from ampwatch.outcome import Attempt, Unscaled
 from ampwatch.records import is_missing
@@ -226,3 +226,12 @@ def test_the_last_harvest_says_so(harvester, ring):
     ring.arrived = 1
     last = harvester.harvest(final=False)
     assert (last.attempts["attempt"].tolist(), last.is_last) == ([0, 1], True)
+
+
+def test_what_nobody_takes_is_forgotten(ring):
+    harvester = Harvester(tensor_every=1)
+    harvester.listen(ring)
+    for number in range(MOST_WANTED + 8):
+        ring.send(attempt(number, tensors=(3,)), numbers(row()))
+        harvester.advance()
+    assert next(harvester.wanted(1)).attempt.attempt == 8

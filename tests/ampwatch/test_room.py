@@ -1,5 +1,6 @@
 """How much may still be written."""
 
+import itertools
 from collections import namedtuple
 
 import pytest
@@ -63,3 +64,16 @@ def test_other_ranks_are_seen_within_a_minute_and_at_once_where_room_is_short(tm
     now[0] = 60.0
     put(tmp_path, 90)
     assert shared.left(1).bytes == 10
+
+
+def test_a_folder_that_takes_long_to_measure_is_measured_the_more_rarely(tmp_path):
+    """Of a clock that moves by 1 s whenever it is read: measuring takes 1 s."""
+    now = itertools.count()
+    shared = room(tmp_path, clock=lambda: float(next(now)))
+    assert shared.left(1).bytes == 100
+    put(tmp_path, 70)
+    assert shared.left(101).bytes == 100
+    assert [next(now) for _ in range(96)][-1] == 99
+    assert shared.left(101).bytes == 100
+    assert [next(now) for _ in range(3)][-1] == 103
+    assert shared.left(101).bytes == 30

@@ -273,3 +273,13 @@ def test_nothing_is_sent_in_the_clear_to_another_machine(caplog):
     (message,) = caplog.messages
     assert "whoever listens could read the token" in message
     assert message.endswith("Training goes on, nothing is sent")
+
+
+def test_an_environment_that_lets_no_client_be_made_gives_one_warning(monkeypatch, caplog):
+    monkeypatch.delenv("AMPWATCH_STRICT", raising=False)
+    monkeypatch.setenv("ALL_PROXY", "none://127.0.0.1:1")
+    client = Transport("https://ampwatch.invalid", "secret")
+    client.submit(events(0))
+    assert not client.close(1)
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert told.startswith("ampwatch: transport.open failed")
