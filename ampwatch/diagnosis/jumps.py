@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .moments import Moment, moment_of
 from .rows import Rows
@@ -43,20 +44,24 @@ class Jump:
         if self.found is not None:
             return
         rows = taken[np.isfinite(taken["norm"]) & (taken["norm"] > 0) & np.isfinite(taken["scale"])]
-        for start, row in enumerate(rows):
-            if self.pending is None and not self._is_steep(rows[start:]):
-                self.before.extend(
-                    zip(rows["norm"][start:].tolist(), rows["loss"][start:].tolist(), strict=True)
-                )
-                return
-            self._add(row)
-            if self.found is not None:
-                return
+        steep = self._steep(rows) if len(rows) else np.zeros(0, np.int64)
+        place = 0
+        while place < len(rows) and self.found is None:
+            if self.pending is None:  # straight to where one may begin
+                start = int(np.append(steep, len(rows))[np.searchsorted(steep, place)])
+                level = rows[max(place, start - KEPT) : start]
+                self.before.extend(zip(level["norm"].tolist(), level["loss"].tolist(), strict=True))
+                place = start
+            if place < len(rows):
+                self._add(rows[place])
+                place += 1
 
-    def _is_steep(self, rows: Rows) -> bool:
+    def _steep(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Places of the norms that are far from the one before."""
         last = self.before[-1][0] if self.before else float(rows["norm"][0])
-        ratios = rows["norm"] / np.append(last, rows["norm"][:-1])
-        return bool((np.maximum(ratios, 1 / ratios) >= STEEP).any())
+        with np.errstate(all="ignore"):
+            ratios = rows["norm"] / np.append(last, rows["norm"][:-1])
+            return np.flatnonzero(np.maximum(ratios, 1 / ratios) >= STEEP)
 
     def _add(self, row: Any) -> None:
         if self.pending is None and len(self.before) >= ENOUGH:
@@ -81,9 +86,7 @@ class Jump:
         scale, ratio = float(row["scale"]), float(row["norm"]) / self.usual[0]
         if scale < LEAST_SCALE:
             return None
-        if (
-            1 / near <= ratio / scale <= near
-            and 1 / near <= float(row["loss"]) / self.usual[1] / scale <= near
-        ):
+        loss, expected = float(row["loss"]), self.usual[1] * scale
+        if 1 / near <= ratio / scale <= near and expected and 1 / near <= loss / expected <= near:
             return Jumped(moment_of(row), "times", scale, ratio)
         return Jumped(moment_of(row), "by", scale, ratio) if 1 / near <= ratio * scale <= near else None
