@@ -47,7 +47,7 @@ class FusedStep:
     @torch.no_grad()
     def ended(self, found_inf: Tensor | None) -> Observation:
         """The step is over; `found_inf` is what torch has found in the gradients."""
-        moved = [_part(p) - w for p, w in zip(self._parameters, self._weights, strict=True)]
+        moved = [_moved(_part(p), w) for p, w in zip(self._parameters, self._weights, strict=True)]
         moments = self._moments() if self._is_first else []
         values = gathered(
             [
@@ -81,6 +81,11 @@ def _with_gradients(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _part(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten()[:ELEMENTS]
+
+
+def _moved(after: Tensor, before: Tensor) -> Tensor:
+    """The change of weights; of those that were no numbers before there is none."""
+    return torch.where(before.isfinite(), after - before, torch.zeros_like(before))
 
 
 def _told(named: dict[str, Any], numbers: Numbers) -> dict[str, Any]:

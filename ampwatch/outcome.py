@@ -16,6 +16,10 @@ from .stats.layout import FLOAT16_MAX, SCALARS
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 NAMED: Final = 16  # tensors that an event lists
+MOST_OPTIMIZERS: Final = 8  # that have columns of their own; a batch may have 256, and log() adds up to 128
+MOST_RATES: Final = (
+    32  # learning rates of the first of them; of the second half as many, of the third a third
+)
 AT: Final = {name: i for i, name in enumerate(SCALARS)}
 _COUNTS: Final = ("numel", "n_inf", "n_nan", "n_zero", "n_subnormal", "n_below")
 
@@ -124,13 +128,19 @@ def totals_of(outcome: Outcome, is_float16: npt.NDArray[np.bool_]) -> dict[str, 
 
 def by_optimizer(attempt: Attempt, outcome: Outcome) -> dict[str, float]:
     """What an attempt's row says of each optimizer, as far as its other columns do not: steps, norms, learning rates."""
-    columns = {f"optimizer.{i}.step": count for i, count in outcome.counts.items()}
+    columns = {f"optimizer.{i}.step": count for i, count in outcome.counts.items() if i < MOST_OPTIMIZERS}
     if len(attempt.unscaled) > 1:
         columns |= dict(_norms(attempt, outcome))
     if len(attempt.lrs) > 1 or any(len(groups) > 1 for groups in attempt.lrs.values()):
-        for i, groups in attempt.lrs.items():
-            columns |= {f"optimizer.{i}.lr.{g}": lr for g, lr in enumerate(groups) if lr is not None}
+        columns |= dict(_rates(attempt))
     return columns
+
+
+def _rates(attempt: Attempt) -> Iterator[tuple[str, float]]:
+    for i, groups in attempt.lrs.items():
+        if i < MOST_OPTIMIZERS:
+            known = enumerate(groups[: MOST_RATES // (i + 1)])
+            yield from ((f"optimizer.{i}.lr.{g}", lr) for g, lr in known if lr is not None)
 
 
 def _norms(attempt: Attempt, outcome: Outcome) -> Iterator[tuple[str, float]]:
@@ -139,7 +149,8 @@ def _norms(attempt: Attempt, outcome: Outcome) -> Iterator[tuple[str, float]]:
     for unscaled in attempt.unscaled:
         part = slice(start, start + len(unscaled.tensors))
         start = part.stop
-        if outcome.scale > 0 and not outcome.n_nonfinite[part].any():
+        is_told = unscaled.optimizer < MOST_OPTIMIZERS
+        if is_told and outcome.scale > 0 and not outcome.n_nonfinite[part].any():
             norm = float(np.sqrt(outcome.columns[AT["sum_sq"], part].sum())) / outcome.scale
             yield f"optimizer.{unscaled.optimizer}.norm", norm
 
