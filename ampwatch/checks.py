@@ -141,8 +141,9 @@ def _steps_before(optimizer: Optimizer) -> int | None:
     """Steps that the optimizer's own state counts; None where it counts none, or counts them on a device."""
     counted = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
     step = next((step for step in counted if step is not None), None)
-    on_device = isinstance(step, Tensor) and step.device.type != "cpu"
-    return None if step is None or on_device else int(step)
+    if isinstance(step, Tensor):  # by numpy, which reads main memory and nothing else
+        return int(step.numpy()) if step.device.type == "cpu" else None
+    return None if step is None else int(step)
 
 
 def _shared(

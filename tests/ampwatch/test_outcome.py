@@ -12,7 +12,7 @@ MANY = range(1000)
 
 def test_any_number_of_optimizers_and_groups_fits_into_a_batch_beside_what_is_logged():
     unscaled = [Unscaled(i, np.array([i]), fused=False) for i in MANY]
-    rates = {i: [0.1] * 1000 for i in MANY}
+    rates: dict[int, list[float | None]] = {i: [0.1] * 1000 for i in MANY}
     attempt = Attempt(0, 0, 0, 1.0, [], 1, True, [*MANY], [*MANY], unscaled, False, lrs=rates)
     statistics = np.zeros((len(SCALARS), 1000))
     outcome = Outcome(1.0, 1.0, 0, 1.0, [], False, dict.fromkeys(MANY, 1.0), np.array(MANY), statistics)
