@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .guard import guard
+from .internals import is_captured, is_compiled
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Decode: TypeAlias = Callable[[Numbers], dict[str, Any]]
@@ -51,10 +52,10 @@ class Hook:
 
     def __call__(self, *arguments: Any) -> None:
         """Hand the hook's arguments on."""
-        if torch.compiler.is_compiling():
+        if is_compiled():
             return
         with self._guard:
-            if not _captures():
+            if not is_captured():
                 self._see(*arguments)
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
@@ -67,11 +68,6 @@ def inert(*_arguments: Any) -> None:
 
 def _make_inert() -> Callable[..., None]:
     return inert
-
-
-def _captures() -> bool:
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return started and torch.cuda.is_current_stream_capturing()
 
 
 def in_backward() -> bool:

@@ -142,9 +142,9 @@ class Auth:
         mine = t.tokens.update().where(t.tokens.c.id == grant.id)
         connection.execute(mine.values(last_used=now))
         use = t.audit.c.action == "use"
-        connection.execute(t.audit.delete().where(use, t.audit.c.time < now - _USE_KEPT_S))
         told = sa.select(t.audit.c.id).where(use, t.audit.c.who == grant.who, t.audit.c.subject == address)
         if connection.execute(told.where(t.audit.c.time > now - _DAY_S).limit(1)).first() is None:
+            connection.execute(t.audit.delete().where(use, t.audit.c.time < now - _USE_KEPT_S))
             self.note(connection, grant.who, "use", address)
 
     def _spend(self, connection: Connection, link: Grant) -> bool:

@@ -224,4 +224,8 @@ audit = Table(
     Column("who", Text, nullable=False),  # kind and name of the token
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
+    Index(
+        "audit_by_use", "action", "who", "subject", "time"
+    ),  # asked for each token and address, once an hour
+    Index("audit_by_time", "action", "time"),
 )

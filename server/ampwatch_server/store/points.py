@@ -38,10 +38,10 @@ def from_rows(rows: Table, names: Collection[str], parts: Sequence[str] = PARTS)
     """Each row as a point of its own, with these parts. A name that the rows lack is missing everywhere."""
     n = len(rows["attempt"])
     points: Table = {"attempt": rows["attempt"], "rows": np.ones(n, np.int64)}
-    points |= {label: _real(rows, label, n) for label in LABELS}
+    points |= {label: real(rows, label) for label in LABELS}
     points |= {name: rows[name] for name in ("tensor", "hist") if name in rows}
     for name in names:
-        values = _real(rows, name, n)
+        values = real(rows, name)
         finite = np.isfinite(values)
         points |= {f"{name}:{part}": _PART[part](values, finite) for part in parts}
     return points
@@ -107,8 +107,9 @@ def _known(extremes: Array) -> Array:
     return np.where(np.isnan(extremes), MISSING, extremes)
 
 
-def _real(rows: Table, name: str, n: int) -> Array:
-    return rows[name].astype(np.float64) if name in rows else missing(n)
+def real(rows: Table, name: str) -> Array:
+    """A column of a table with `attempt` as float64; one that it lacks is missing everywhere."""
+    return rows[name].astype(np.float64) if name in rows else missing(len(rows["attempt"]))
 
 
 def _column(table: Table, name: str) -> Array:

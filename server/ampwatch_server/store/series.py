@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from ampwatch.errors import RunNotFound
-from ampwatch.records import MISSING, Array, Table, missing, to_json_list
+from ampwatch.records import MISSING, Array, Table, to_json_list
 from ampwatch_server import tables as t
 
 from .blob import jsonable
 from .cover import Where, read_cells, read_points, read_rows, streams_of
-from .points import LABELS, concat, select
+from .points import LABELS, concat, real, select
 from .processes import EVERYONE, Source, processes_of
 from .stats import inputs_of
 from .tail import Tail, TailReader
@@ -145,7 +145,7 @@ def labels_at(
     at = np.concatenate([table["attempt"] for table in found])
     order = np.argsort(at, kind="stable")
     place = np.searchsorted(at[order], attempts, side="right") - 1
-    labels = {name: np.concatenate([_real(table, name) for table in found])[order][place] for name in LABELS}
+    labels = {name: np.concatenate([real(table, name) for table in found])[order][place] for name in LABELS}
     return {name: np.where(place >= 0, column, MISSING) for name, column in labels.items()}
 
 
@@ -157,10 +157,6 @@ def _labels(
     level, stride = stride_for("attempts", stride, 1, lowest=1)
     points = read_points(connection, where, span, level, stride, [], tail)
     return points if len(points["attempt"]) else None
-
-
-def _real(table: Table, name: str) -> Array:
-    return table[name].astype(np.float64) if name in table else missing(len(table["attempt"]))
 
 
 def require_tensor(connection: Connection, run: str, tensor: int) -> None:

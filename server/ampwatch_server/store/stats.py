@@ -11,6 +11,8 @@ from ampwatch.diagnosis.underflow import lost_share
 from ampwatch.records import MISSING, Array, Table, missing
 from ampwatch.stats.layout import FLOAT16_MAX
 
+from .points import real
+
 
 class Stat(NamedTuple):
     """A statistic of the heatmap.
@@ -45,7 +47,7 @@ def with_lost_share(rows: Table) -> Table:
     n = len(rows["attempt"])
     if "hist" not in rows or rows["hist"].ndim != 2:
         return rows | {"lost_share": missing(n)}
-    share = lost_share(rows["hist"], np.nan_to_num(_real(rows, "n_zero"))).share
+    share = lost_share(rows["hist"], np.nan_to_num(real(rows, "n_zero"))).share
     return rows | {"lost_share": _single(share)}
 
 
@@ -66,21 +68,21 @@ def derived(rows: Table, names: Collection[str]) -> Table:
 
 
 def _nonfinite(rows: Table) -> Array:
-    return _known(_real(rows, "n_inf") + _real(rows, "n_nan"))
+    return _known(real(rows, "n_inf") + real(rows, "n_nan"))
 
 
 def _norm(rows: Table) -> Array:
-    norm = np.sqrt(_real(rows, "sum_sq")) / _real(rows, "scale")
+    norm = np.sqrt(real(rows, "sum_sq")) / real(rows, "scale")
     return _single(np.where(_nonfinite(rows) != 0, np.nan, norm))
 
 
 def _headroom_log2(rows: Table) -> Array:
-    headroom = np.log2(FLOAT16_MAX / _real(rows, "max_abs"))
+    headroom = np.log2(FLOAT16_MAX / real(rows, "max_abs"))
     return _single(np.where((_nonfinite(rows) != 0) | np.isinf(headroom), np.nan, headroom))
 
 
 def _share(name: str) -> Callable[[Table], Array]:
-    return lambda rows: _known(_real(rows, name) / _real(rows, "numel"))
+    return lambda rows: _known(real(rows, name) / real(rows, "numel"))
 
 
 _DERIVED: Final[dict[str, Callable[[Table], Array]]] = {
@@ -101,7 +103,3 @@ def _single(values: Array) -> Array:
 def _known(values: Array) -> Array:
     """A statistic can be missing, but not NaN."""
     return np.where(np.isnan(values), MISSING, values)
-
-
-def _real(rows: Table, name: str) -> Array:
-    return rows[name].astype(np.float64) if name in rows else missing(len(rows["attempt"]))
