@@ -90,5 +90,5 @@ def _moved(after: Tensor, before: Tensor) -> Tensor:
 
 def _told(named: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
     told = named | dict(zip(_NAMES, numbers.tolist(), strict=True))
-    overflow_applied = told["found_inf"] and told["moved"] != 0
-    return told if named["unscaled"] or overflow_applied else {}
+    overflow_left_a_trace = told["found_inf"] and (told["moved"] != 0 or told["moment"] != 0)
+    return told if named["unscaled"] or overflow_left_a_trace else {}

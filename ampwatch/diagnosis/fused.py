@@ -17,13 +17,17 @@ EXACT: Final = 0.01  # relative
 
 
 def fused_optimizer(case: Case) -> Iterator[Finding]:
-    """An overflow that was applied, or gradients that were divided by the scale twice."""
+    """An overflow that was applied or that left a moment of nothing, or gradients that were divided by the scale twice."""
     mine = case.described.streams.get(case.index, {}).get("optimizers", [])
     steps = [e for e in case.described.fused_steps.events if e.data.get("optimizer") in mine]
     yield from _divided_twice(case, steps)
-    moved = next((e for e in steps if e.data.get("found_inf") and e.data.get("moved") != 0), None)
+    skipped = [e for e in steps if e.data.get("found_inf")]
+    moved = next((e for e in skipped if e.data.get("moved") != 0), None)
+    unfilled = next((e for e in skipped if e.data.get("moved") == 0 != e.data.get("moment", 0)), None)
     if moved is not None:
         yield _moved(case, moved)
+    elif unfilled is not None:
+        yield _unfilled(case, unfilled)
     else:
         yield from _applied_overflow(case)
 
@@ -41,6 +45,22 @@ def _moved(case: Case, event: Event) -> Finding:
         evidence=[Evidence(text=text, value=moved, attempt=first.attempt)],
         advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
         confidence=1.0,
+    )
+
+
+def _unfilled(case: Case, event: Event) -> Finding:
+    """A moment that holds something after a first step that was skipped: torch's SGD allocates it and never fills it."""
+    first = Moment(max(event.attempt, 0), case.step_of(max(event.attempt, 0)))
+    name, moment = case.described.optimizer_name(event.data.get("optimizer")), event.data["moment"]
+    text = f"The first step was skipped, and the momentum buffer it left reaches {moment:.3g}; it should not be there, or be 0."
+    return case.finding(
+        "fused_optimizer",
+        "fatal",
+        texts.HEADLINES["fused_optimizer.unfilled"].format(first=texts.at(first), optimizer=name),
+        first=first,
+        evidence=[Evidence(text=text, value=moment, attempt=first.attempt)],
+        advice=texts.ADVICE["fused_optimizer.unfilled"],
+        confidence=0.95,
     )
 
 

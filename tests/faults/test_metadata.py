@@ -226,3 +226,27 @@ def test_torchs_own_fused_optimizer_is_silent(tmp_path):
 
     regress(tmp_path, optimizer=fused, init_scale=2.0**24, steps=30)
     assert above_info(tmp_path) == []
+
+
+@pytest.fixture
+def filled_with_nan():
+    """Uninitialised memory is NaN, not what happens to lie there."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("filled_with_nan")
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("init_scale", [2.0**24, 2.0**8])
+def test_a_fused_sgd_whose_first_step_is_skipped_keeps_uninitialised_momentum(
+    tmp_path, momentum, fused, init_scale
+):
+    def sgd(parameters, lr):
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, fused=fused)
+
+    regress(tmp_path, optimizer=sgd, init_scale=init_scale, steps=30)
+    told = [(f.kind, f.severity, f.first_attempt) for f in worse_than_info(tmp_path)]
+    harmed = fused and momentum and init_scale > 2.0**8
+    assert told == ([("fused_optimizer", "fatal", 0)] if harmed else [])

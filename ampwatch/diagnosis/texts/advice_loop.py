@@ -252,6 +252,21 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "Look at the learning rate again afterwards: it may have been raised to make up for the small updates."
         ),
     ],
+    "fused_optimizer.unfilled": [
+        Advice(
+            "Start again, from the beginning or a checkpoint, without fusing: then the scaler skips the step, and the buffer is made of the "
+            "first gradient that is applied. (torch.optim.SGD with momentum and fused=True, up to torch 2.13 at least.)",
+            "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, foreach=True)",
+        ),
+        Advice(
+            "Or begin at a scale at which the first step is taken; the scale grows by itself from there.",
+            "scaler = ampwatch.GradScaler(device, init_scale=2.0**8, model=model)",
+        ),
+        Advice(
+            "Or forget the buffer as long as no step was taken, after update().",
+            "if scaler.get_scale() < scale_before and not has_stepped:\n    optimizer.state.clear()",
+        ),
+    ],
     "fused_optimizer.applied": [
         Advice("Go back to a checkpoint from before {first}: weights that are not finite do not recover."),
         Advice(

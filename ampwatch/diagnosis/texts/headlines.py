@@ -116,6 +116,10 @@ HEADLINES: Final = {
         "{optimizer} took a step at {first} with gradients that were not finite, although it was to be skipped. The weights "
         "do not recover by themselves."
     ),
+    "fused_optimizer.unfilled": (
+        "The first step of {optimizer}, at {first}, was skipped, and left a momentum buffer of uninitialised memory. It is "
+        "applied with the next step that is taken, and the weights do not recover by themselves."
+    ),
     "fused_optimizer.applied": (
         "{optimizer} applied gradients that were not finite at {first}, although the step was to be skipped. The weights "
         "do not recover, {tensor} first."

@@ -48,6 +48,7 @@ function card(finding, verdict, open, { go, mark }) {
     ),
     h("p", { class: "muted small" }, about(finding, said)),
     momentLink({ finding: finding.key, at: null }, span(finding), "Show on the timeline: ", go),
+    finding.chain?.length > 0 && [h("h4", {}, "What came first"), h("ol", { class: "chain" }, finding.chain.map((event) => link(event, finding, go)))],
     finding.evidence.length > 0 && [h("h4", {}, "Evidence"), h("ul", { class: "evidence" }, finding.evidence.map((e) => evidence(e, finding, go)))],
     finding.advice.length > 0 && [h("h4", {}, "What to do"), h("ol", { class: "advice" }, finding.advice.map(advice))],
     h("div", { class: "marks" }, marks(finding, mark)),
@@ -94,6 +95,12 @@ function evidence(item, finding, go) {
   const known = item.text.includes(item.tensor) || item.tensor === where(finding);
   const tensor = item.tensor && !known && h("code", {}, item.tensor);
   return h("li", {}, prose(item.text), tensor && [" ", tensor], link && [" ", link]);
+}
+
+/** One event of the chain, in the order in which they began. */
+function link(event, finding, go) {
+  const at = { finding: finding.key, at: place(event.attempt, finding.producer) };
+  return h("li", {}, event.text, " ", momentLink(at, moment(event.step, event.attempt), "", go));
 }
 
 /** A real link, so that it can be copied and opened elsewhere; here it moves the view instead of loading the page. */
