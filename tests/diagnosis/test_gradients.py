@@ -7,7 +7,7 @@ from build import Run
 def pinned(n: int, value: float = 1.0, losses: float = 0.1, scale: float = 2.0**16, before: int = 20) -> Run:
     """`n` attempts whose scaled norm is a value, after some whose norm is free."""
     run = Run(scale=scale).clean(
-        loss=[2.0 + i for i in range(before)], norm=[1.0 + 0.1 * i for i in range(before)]
+        loss=[2.0 + i for i in range(before)], norm=[(1.0 + 0.1 * i) / 2**10 for i in range(before)]
     )
     return run.clean(loss=[1.0 + losses * i for i in range(n)], norm=[value / scale] * n)
 
