@@ -45,7 +45,7 @@ ENCODINGS: Final = (
 
 
 class Sender:
-    """Posts batches to `{server}/v1/batches`. One thread; a context manager.
+    """Posts batches to `{server}/v1/batches`. Several threads may share one; a context manager.
 
     Arguments:
         server: an address that `answers.why_not` has nothing against.
