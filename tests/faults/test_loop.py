@@ -84,3 +84,79 @@ def test_a_scaler_beside_bfloat16_is_useless(tmp_path, dtype, kinds):
     with recorded(tmp_path) as scaler:
         train(model, scaler(model=model), lambda step: regression(model, step), dtype=dtype, steps=5)
     assert [kind for kind, _ in above_info(tmp_path)] == kinds
+
+
+def told(directory):
+    """(kind, severity, attempt it was first said at) of what a person would be told."""
+    return [(f.kind, f.severity, f.first_attempt) for f in worse_than_info(directory)]
+
+
+@pytest.mark.parametrize(("again", "expected"), [(True, [("scaler_bypassed", "error", 2)]), (False, [])])
+def test_gradients_that_are_applied_once_more_after_update(tmp_path, again, expected):
+    def body(step, model, optimizer, scaler):
+        scaler.step(optimizer)
+        scaler.update()
+        if again:
+            optimizer.step()
+
+    run(tmp_path, body)
+    assert told(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("direct", "expected"), [(True, [("scaler_bypassed", "error", 0)]), (False, [])])
+def test_losses_that_are_scaled_and_an_optimizer_that_the_scaler_never_sees(tmp_path, direct, expected):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with recorded(tmp_path) as make:
+        scaler = make(model=model)
+        for step in range(12):
+            optimizer.zero_grad()
+            with half():
+                loss = regression(model, step)
+            scaler.scale(loss).backward()
+            if direct:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+    assert told(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("early", "expected"), [(True, [("call_order", "error", 1)]), (False, [])])
+def test_an_update_before_the_second_of_two_steps(tmp_path, early, expected):
+    model = nn.ModuleList([mlp(), mlp()])
+    with recorded(tmp_path) as make:
+        scaler, optimizers = make(model=model), [torch.optim.SGD(m.parameters(), 1e-3) for m in model]
+        for step in range(12):
+            for each, optimizer in zip(model, optimizers, strict=True):
+                optimizer.zero_grad()
+                with half():
+                    loss = regression(each, step)
+                scaler.scale(loss).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+                if early:
+                    scaler.update()
+            if not early:
+                scaler.update()
+    assert told(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("each", "expected"), [(True, [("call_order", "error", 1)]), (False, [])])
+def test_micro_batches_that_are_unscaled_one_by_one(tmp_path, each, expected):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with recorded(tmp_path) as make:
+        scaler = make(model=model, init_scale=2.0**8)
+        for step in range(24):
+            with half():
+                loss = regression(model, step) / 4
+            scaler.scale(loss).backward()
+            if each or step % 4 == 3:
+                scaler.unscale_(optimizer)
+            if step % 4 == 3:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            if each or step % 4 == 3:
+                scaler.update()
+    assert told(tmp_path) == expected
