@@ -56,12 +56,15 @@ def serve(
     with needs("ampwatch serve", "server"):
         from ampwatch_server.destinations import read_alerts
         from ampwatch_server.logs import set_up
+        from ampwatch_server.retention import told
         from ampwatch_server.serve import serve as run_server
         from ampwatch_server.settings import default_database
     if log not in ("text", "json"):
         raise SettingsError(f"log: got {log!r}, it must be text or json")
     set_up("json" if log == "json" else "text")
-    shown = directory or recorded_here()
+    shown, keep = directory or recorded_here(), keep_of(tensors_days, attempts_days, max_gib)
+    if log == "text":  # in JSON it is a line of the log
+        typer.echo(f"ampwatch: {told(keep)}", err=True)
     run_server(
         directory=shown,
         host=host,
@@ -71,7 +74,7 @@ def serve(
         allowed_hosts=allowed_host or (),
         root_path=root_path,
         alerts=None if alerts is None else read_alerts(alerts),
-        keep=keep_of(tensors_days, attempts_days, max_gib),
+        keep=keep,
     )
 
 

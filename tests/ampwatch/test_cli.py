@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import signal
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 
 import ampwatch
 from ampwatch import cli
-from ampwatch.errors import AmpwatchError, RunNotFound
+from ampwatch.cli.serve import serve
+from ampwatch.errors import AmpwatchError, RunNotFound, SettingsError
 from ampwatch.records import Event, pack_events, pack_table
 from ampwatch.spool_writer import SpoolWriter
 
@@ -198,6 +200,13 @@ def served(tmp_path):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
         assert process.returncode == 0
+
+
+def test_serve_says_at_its_start_what_it_will_drop(capsys):
+    with pytest.raises(SettingsError, match="root path"):
+        serve(root_path="amp", tensors_days=math.inf, attempts_days=30.0, max_gib=math.inf)
+    told = "ampwatch: retention drops rows of attempts 30 days after their run was last heard of"
+    assert told in capsys.readouterr().err.splitlines()
 
 
 def test_serve_shows_what_was_recorded_here_and_the_next_link_when_one_is_spent(tmp_path, served):
