@@ -12,7 +12,7 @@ in one go. In order, each costs what it brings; a late one lets the attempts of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -114,6 +114,7 @@ class Diagnosis:
     def __init__(self) -> None:
         self._producers: dict[str, _Producer] = {}
         self._agreement = Agreement()
+        self._found: list[Finding] | None = None  # None: something came since
 
     @classmethod
     def from_batches(cls, batches: Iterable[Batch]) -> Diagnosis:
@@ -128,26 +129,30 @@ class Diagnosis:
         if batch.producer not in self._producers:
             whole = batch.run != TRACE  # of a trace a person may have kept each tenth attempt
             self._producers[batch.producer] = _Producer(batch.rank, batch.producer, whole=whole)
-        self._producers[batch.producer].add(batch)
+        if self._producers[batch.producer].add(batch):
+            self._found = None
 
     def findings(self) -> list[Finding]:
         """The findings so far, most severe and most specific first."""
-        producers = self._cases()
-        found = [
-            finding
-            for cases in producers
-            for case in cases
-            for finding in _by_rules(case, first=case is cases[0])
-        ]
-        of_run = [finding for rule in RUN_RULES for finding in rule(producers)]
-        members = [Member(cases[0], self._producers[cases[0].producer].ledger) for cases in producers]
-        return settle([*found, *of_run, *self._agreement.findings(members)])
+        if self._found is None:
+            self._found = self._settled()
+        return list(self._found)
 
     def verdict(self) -> Verdict:
         """One sentence over the run so far, and what could not be judged since it was not recorded."""
         worst = self._worst(self.findings())
-        not_judged = " ".join(told for each in self._producers.values() for told in each.not_judged())
+        not_judged = " ".join(told for each in self._producers.values() for told in each.judged().not_judged)
         return msgspec.structs.replace(worst, not_judged=not_judged)
+
+    def _settled(self) -> list[Finding]:
+        """The findings of each producer, and of all together; only what got something new is judged anew."""
+        ordered = sorted(self._producers.values(), key=lambda p: (p.rank, p.name))
+        judged = [producer.judged() for producer in ordered]
+        found = [finding for each in judged for finding in each.findings]
+        runs = [each.cases for each in judged]
+        of_run = [finding for rule in RUN_RULES for finding in rule(runs)]
+        members = [Member(cases[0], each.ledger) for cases, each in zip(runs, ordered, strict=True)]
+        return settle([*found, *of_run, *self._agreement.findings(members)])
 
     def _worst(self, findings: list[Finding]) -> Verdict:
         worst = next((f for f in findings if f.severity != "info"), None)
@@ -165,17 +170,26 @@ class Diagnosis:
         )
 
     def _unharmed(self, findings: list[Finding]) -> Verdict:
-        streams = [stream for producer in self._producers.values() for stream in producer.streams().values()]
+        streams = [stream for each in self._producers.values() for stream in each.judged().streams]
         if not streams:
             return Verdict("no data", None, None, texts.NO_DATA)
         unscaled = all(producer.is_unscaled for producer in self._producers.values())
         sentence = _unscaled(streams) if unscaled else _healthy(streams, findings)
         return Verdict("healthy", "info" if findings else None, None, sentence)
 
-    def _cases(self) -> list[list[Case]]:
-        """The cases of each producer, in the order of ranks."""
-        ordered = sorted(self._producers.values(), key=lambda p: (p.rank, p.name))
-        return [list(producer.cases()) for producer in ordered]
+
+class _Judged(NamedTuple):
+    """What is known of one producer by itself.
+
+    Arguments:
+        streams: none for a job that ended before its first update().
+        cases: one for each stream in order, or one that is empty.
+    """
+
+    streams: list[Stream]
+    cases: list[Case]
+    findings: list[Finding]
+    not_judged: list[str]
 
 
 class _Producer:
@@ -189,23 +203,36 @@ class _Producer:
         self.ledger = Ledger(whole=whole)
         self._samples = Samples()
         self._streams: dict[int, Stream] = {}
+        self._judged: _Judged | None = None  # None: something came since
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> bool:
+        """Take a batch in; False where it was there already."""
         if not self._seen.add(batch.seq):
-            return
+            return False
+        self._judged = None
         if batch.kind == "events":
             self._described.add(filter(fits, batch.events()))
         elif batch.kind == "attempts":
             self.ledger.add(batch.table())
         else:
             self._samples.add(batch.table())
+        return True
+
+    def judged(self) -> _Judged:
+        """The producer by itself; costs nothing where nothing new came."""
+        if self._judged is None:
+            streams = self._fold()
+            cases = list(self._cases(streams))
+            findings = [f for case in cases for f in _by_rules(case, first=case is cases[0])]
+            self._judged = _Judged(list(streams.values()), cases, findings, list(self._not_judged()))
+        return self._judged
 
     @property
     def is_unscaled(self) -> bool:
         """Whether no loss scaler stands beside what was watched."""
         return self._described.is_unscaled
 
-    def not_judged(self) -> Iterator[str]:
+    def _not_judged(self) -> Iterator[str]:
         """What was lost, and what cannot be said for it."""
         if self.ledger.missing:
             first = self.ledger.first_missing
@@ -214,7 +241,7 @@ class _Producer:
         kinds = {event.data.get("kind") for event in self._described.dropped.events}
         yield from (texts.LOST[kind] for kind in ("tensors", "events") if kind in kinds)
 
-    def streams(self) -> dict[int, Stream]:
+    def _fold(self) -> dict[int, Stream]:
         """The facts of each stream, up to date."""
         rows, again = self.ledger.take()
         stale = any(not self._is_current(i, s) for i, s in self._streams.items())
@@ -234,9 +261,9 @@ class _Producer:
         known = self._described.interval(index), self._described.hysteresis(index)
         return known == (stream.interval, stream.hysteresis)
 
-    def cases(self) -> Iterator[Case]:
+    def _cases(self, found: dict[int, Stream]) -> Iterator[Case]:
         """A case for each stream, in order; an empty one for a job that ended before its first update()."""
-        streams = self.streams() or {0: Stream()}
+        streams = found or {0: Stream()}
         sampled = list(self._samples)
         for index, stream in sorted(streams.items()):
             yield Case(

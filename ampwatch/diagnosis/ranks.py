@@ -72,6 +72,8 @@ class _Pair:
 
     def compare(self, a: Ledger, b: Ledger) -> None:
         upto = min(a.last, b.last)
+        if upto <= self.upto:  # nothing new that both have
+            return
         rows, others = a.between(self.upto, upto), b.between(self.upto, upto)
         _, i, j = np.intersect1d(rows["attempt"], others["attempt"], assume_unique=True, return_indices=True)
         self._differ(rows[i], others[j])

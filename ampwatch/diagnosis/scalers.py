@@ -46,10 +46,12 @@ def scaler_not_restored(runs: Sequence[Sequence[Case]]) -> Iterator[Finding]:
     ordered = sorted(
         (cases for cases in runs if cases[0].stream.first), key=lambda cases: cases[0].stream.time_first
     )
-    for i, cases in enumerate(ordered):
-        same_rank = [c for c in ordered[:i] if c[0].rank == cases[0].rank]
-        if same_rank and _goes_on(same_rank[-1][0].stream, cases[0]):
-            yield from _not_restored(same_rank[-1][0], cases[0])
+    newest: dict[int, Case] = {}  # of each rank
+    for first, *_ in ordered:
+        before = newest.get(first.rank)
+        if before and _goes_on(before.stream, first):
+            yield from _not_restored(before, first)
+        newest[first.rank] = first
 
 
 def _not_restored(before: Case, after: Case) -> Iterator[Finding]:

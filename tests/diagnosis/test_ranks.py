@@ -64,6 +64,20 @@ def test_one_rank_that_breaks_three_times_in_a_row(guilty: int):
     )
 
 
+def test_asking_after_each_batch_of_each_rank_changes_nothing():
+    """While the other rank is behind there is nothing to compare: that ends no run of bad attempts."""
+    runs = [rank(i).clean(20) for i in range(2)]
+    for run, loss in zip(runs, (1.0, math.nan), strict=True):
+        run.skip(3, loss=loss).clean(5)
+    diagnosis = Diagnosis()
+    for pair in zip(*(run.batches(1) for run in runs), strict=True):
+        for batch in pair:
+            diagnosis.add(batch)
+            diagnosis.findings()
+    assert [f.kind for f in diagnosis.findings() if f.severity != "info"] == ["rank_fault"]
+    assert diagnosis.findings() == together(*runs)
+
+
 def test_twice_in_a_row_is_not_enough_and_six_times_in_all_is():
     assert [f.kind for f in spoiled(2, [[], [20, 21]])] == ["nonfinite_forward"]
     assert [f.kind for f in spoiled(2, [[], [5, 10, 15, 20, 25, 30]])] == ["rank_fault"]
