@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from ampwatch.diagnosis.findings import Finding
 from ampwatch.records import Batch
@@ -24,14 +24,15 @@ from ampwatch.records import Batch
 from . import tables as t
 from .db import Database, text
 from .describe import describe_run, insert_events
-from .diagnoser import Diagnoser, Engine, RunDiagnosis, note_failure, replace_findings
+from .diagnoser import Diagnoser, Engine, Result, RunDiagnosis, note_failure, replace_findings
 from .fold import fold
 from .lease import Lease, LeaseLost
 from .metrics import Metrics
 from .settings import Settings
 from .store.blob import pack
-from .store.tail import Key, TailReader, load, unfolded_batch, waiting
-from .summary import count_attempts, summarise
+from .store.tail import Key, TailReader, load, unfolded_batch, waiting, waiting_count
+from .store.windows import MAX_ATTEMPT, WINDOW, floor_to
+from .summary import summarise
 from .writer import Unavailable
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,13 @@ SWEEP_S: Final = (
 )
 PAUSE_S: Final = 0.2  # between two passes: batches that arrive together are worked on together
 IDLE_S: Final = 60.0  # silence after which the last window of a producer is folded too
-BATCHES: Final = 512  # of a run in one pass
+BATCHES: Final = 512  # of a run held in memory at once
+
+_ROLL: Final = (
+    t.producers.update()
+    .where(t.producers.c.id == sa.bindparam("rolled_up"))
+    .values(rolled=sa.bindparam("end", type_=sa.BigInteger))
+)
 
 
 class Compactor:
@@ -113,11 +120,11 @@ class Compactor:
             self._diagnoser.forget(run)  # another server had it, or it is another run of the same name
             if not self._database.write(lease.acquire):
                 return
-        found = 0
-        while (some := self._digest(lease)) != 0:
-            found += some
-        ends = self._fold_producers(lease, self._diagnoser.given(run), silent_only=idle and not found)
-        if ends:
+        diagnosis, lowest = self._digest(lease)
+        producers = self._unfinished(run, lowest, silent_only=idle and not lowest)
+        ends = self._fold_producers(lease, diagnosis, producers, lowest)
+        if ends or lowest:
+            diagnosis.counts.write(self._database, self._tails, lease, producers)
             self._summarise(lease, ends)
             self._changed(run)
 
@@ -172,26 +179,31 @@ class Compactor:
             if run not in self._runs:  # nothing came meanwhile
                 self._since.pop(run, None)
 
-    def _digest(self, lease: Lease) -> int:
-        """Events and diagnosis of some batches that the diagnosis has not seen; answer how many there were."""
+    def _digest(self, lease: Lease) -> tuple[RunDiagnosis, dict[int, int]]:
+        """Events and diagnosis of what the diagnosis has not seen; the lowest attempt of it of each producer."""
         with self._database.read() as connection:
             diagnosis = self._diagnoser.of(connection, lease.run)
             keys = waiting(connection, lease.run)
-            diagnosis.given.intersection_update(keys)  # what has been folded will not come again
-            new = [key for key in keys if key not in diagnosis.given][:BATCHES]
-            batches = (
-                {(row.producer_id, row.seq): unfolded_batch(row) for row in load(connection, new)}
-                if new
-                else {}
-            )
-        if batches:
+        diagnosis.given.intersection_update(keys)  # what has been folded will not come again
+        new = [key for key in keys if key not in diagnosis.given]
+        lowest: dict[int, int] = {}
+        for start in range(0, len(new), BATCHES):
+            with self._database.read() as connection:
+                rows = load(connection, new[start : start + BATCHES])
+            for row in rows:
+                first = MAX_ATTEMPT if row.kind == "events" else row.first
+                lowest[row.producer_id] = min(lowest.get(row.producer_id, MAX_ATTEMPT), first)
+            batches = {(row.producer_id, row.seq): unfolded_batch(row) for row in rows}
             diagnosis.add(batches)
-            self._record(lease, diagnosis, batches)
-        return len(batches)
+            self._record(lease, diagnosis, batches, last=start + BATCHES >= len(new))
+        return diagnosis, lowest
 
-    def _record(self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[tuple[int, int], Batch]) -> None:
-        result = diagnosis.result()
+    def _record(
+        self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[Key, Batch], *, last: bool
+    ) -> None:
+        """Store events; with the last of what is new also what all of it says. Until then that waits in the inbox."""
         events = {key: batch for key, batch in batches.items() if batch.kind == "events"}
+        result = diagnosis.result() if last else None
 
         def job(connection: Connection) -> None:
             lease.assert_held(connection)
@@ -199,16 +211,23 @@ class Compactor:
                 insert_events(connection, producer_id, batch, self._settings.clock())
                 mine = sa.and_(t.inbox.c.producer == producer_id, t.inbox.c.seq == seq)
                 connection.execute(t.inbox.delete().where(mine))
-            caught_up = diagnosis.given.issuperset(waiting(connection, lease.run))
-            describe_run(connection, lease.run, caught_up=caught_up)
-            if result is None:
-                note_failure(connection, lease.run)
-            else:
-                replace_findings(connection, lease.run, *result)
-                self._found(connection, lease.run, result[0])
+            diagnosis.given.difference_update(events)
+            if last:
+                self._describe(connection, lease.run, diagnosis, result)
 
         self._database.write(job)
         self._count_dropped(events.values())
+
+    def _describe(
+        self, connection: Connection, run: str, diagnosis: RunDiagnosis, result: Result | None
+    ) -> None:
+        caught_up = waiting_count(connection, run) == len(diagnosis.given)
+        describe_run(connection, run, caught_up=caught_up)
+        if result is None:
+            note_failure(connection, run)
+        else:
+            replace_findings(connection, run, *result)
+            self._found(connection, run, result[0])
 
     def _count_dropped(self, batches: Iterable[Batch]) -> None:
         told = (event.data for batch in batches for event in batch.events() if event.type == "dropped")
@@ -216,33 +235,36 @@ class Compactor:
             label = ("reason", text(data.get("reason"), 40))
             self._metrics.add("ampwatch_dropped_total", _number_of(data), label)
 
-    def _fold_producers(self, lease: Lease, given: Set[Key], *, silent_only: bool) -> dict[int, int]:
-        """Fold what the diagnosis was given of the producers that have something waiting; answer where each ends."""
+    def _unfinished(self, run: str, new: Collection[int], *, silent_only: bool) -> list[Row[Any]]:
+        """The producers with something to fold, roll up or count: those with news, and those that are silent."""
         row = t.producers.c
         silence = self._settings.clock() - IDLE_S
-        query = sa.select(row.id, row.finished, row.last_seen).where(
-            row.run == lease.run,
+        whole = sa.or_(row.finished, row.last_seen < silence).label("whole")
+        columns = (row.id, row.attempts, row.end_attempt, row.rolled, whole)
+        query = sa.select(*columns).where(
+            row.run == run,
             sa.or_(sa.exists().where(t.inbox.c.producer == row.id), row.rolled < row.end_attempt),
             row.last_seen < silence if silent_only else sa.true(),
         )
         with self._database.read() as connection:
             found = connection.execute(query).all()
+        return [p for p in found if p.whole or p.rolled < p.end_attempt or p.id in new]
+
+    def _fold_producers(
+        self, lease: Lease, diagnosis: RunDiagnosis, producers: Iterable[Row[Any]], lowest: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Fold what the diagnosis was given, where a window may be complete; answer where each producer ends."""
         ends = {}
-        for producer in found:
-            whole = producer.finished or producer.last_seen < silence
-            ends[producer.id] = fold(self._database, self._tails, lease, producer.id, given, whole=whole)
+        for row in producers:
+            ends[row.id] = row.end_attempt
+            complete = floor_to(row.rolled, WINDOW)
+            late = lowest.get(row.id, MAX_ATTEMPT) < complete
+            if row.whole or late or floor_to(row.end_attempt, WINDOW) > complete:
+                given = diagnosis.given
+                ends[row.id] = fold(self._database, self._tails, lease, row.id, given, whole=row.whole)
         return ends
 
     def _summarise(self, lease: Lease, ends: dict[int, int]) -> None:
-        with self._database.read() as connection:
-            counts = {key: count_attempts(connection, self._tails, key) for key in ends}
-
-        def count(connection: Connection) -> None:
-            lease.assert_held(connection)
-            for key, values in counts.items():
-                connection.execute(t.producers.update().where(t.producers.c.id == key).values(values))
-
-        self._database.write(count)
         with self._database.read() as connection:
             summary = pack(summarise(connection, self._tails, lease.run))
         self._database.write(lambda connection: self._publish(connection, lease, summary, ends))
@@ -250,8 +272,8 @@ class Compactor:
     def _publish(self, connection: Connection, lease: Lease, summary: bytes, ends: dict[int, int]) -> None:
         """Show the summary. Only now the producers count as rolled up: what was cut off before is found again."""
         lease.assert_held(connection)
-        for key, end in ends.items():
-            connection.execute(t.producers.update().where(t.producers.c.id == key).values(rolled=end))
+        if ends:
+            connection.execute(_ROLL, [{"rolled_up": key, "end": end} for key, end in ends.items()])
         latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar_one()
         values: dict[Any, Any] = {
             "summary": summary,

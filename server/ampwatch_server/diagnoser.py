@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from ampwatch.diagnosis.findings import Finding, Verdict
 from ampwatch.records import Batch, Event
 
 from . import tables as t
+from .counts import Counts
 from .store import codec
 from .store.blob import pack
 from .store.rows import as_sent
@@ -33,6 +34,8 @@ FAILED: Final = Verdict(
     "no data", None, None, "The diagnosis failed on these records; the server's log says why."
 )
 
+Result = tuple[list[Finding], Verdict]
+
 
 class Engine(Protocol):
     """What the server needs of `ampwatch.diagnosis.engine.Diagnosis`."""
@@ -48,10 +51,11 @@ class Engine(Protocol):
 
 
 class RunDiagnosis:
-    """The engine of one run, and which of the waiting batches it has been given."""
+    """The engine of one run, which of the waiting batches it has been given, and how far they are counted."""
 
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
         self.given: set[Key] = set()
+        self.counts = Counts()
         self._engine: Engine | None = engine
         for batch in stored:
             self._add(batch)
@@ -61,9 +65,10 @@ class RunDiagnosis:
         for key, batch in batches.items():
             if key not in self.given:
                 self.given.add(key)
+                self.counts.note(key[0], batch)
                 self._add(batch)
 
-    def result(self) -> tuple[list[Finding], Verdict] | None:
+    def result(self) -> Result | None:
         """Findings and verdict; None where the engine has failed, and what was found before must stand."""
         if self._engine is None:
             return None
@@ -103,10 +108,6 @@ class Diagnoser:
         while len(self._runs) > _KEPT_RUNS:
             self._runs.popitem(last=False)
         return self._runs[run]
-
-    def given(self, run: str) -> Set[Key]:
-        """Which of the waiting batches the diagnosis of a run has been given; none where this server has none."""
-        return self._runs[run].given if run in self._runs else frozenset()
 
     def forget(self, run: str) -> None:
         """Drop a run: another server diagnoses it now, or it was deleted."""

@@ -33,9 +33,10 @@ def count_attempts(connection: Connection, tails: TailReader, producer_id: int) 
 
 def summarise(connection: Connection, tails: TailReader, run: str) -> dict[str, Any]:
     """Attempts, last values and sparkline of a run, by its lowest rank; builtins that may hold NaN."""
-    query = sa.select(t.producers).where(t.producers.c.run == run)
-    producers = connection.execute(query.order_by(t.producers.c.rank, t.producers.c.first_seen)).all()
-    first_rank = [p for p in producers if p.rank == producers[0].rank]
+    mine = t.producers.c.run == run
+    lowest = sa.select(sa.func.min(t.producers.c.rank)).where(mine).scalar_subquery()
+    query = sa.select(t.producers).where(mine, t.producers.c.rank == lowest)
+    first_rank = connection.execute(query.order_by(t.producers.c.first_seen)).all()
     attempts, skipped = (sum(getattr(p, name) for p in first_rank) for name in ("attempts", "skipped"))
     with_rows = [p for p in first_rank if p.attempts]
     summary: dict[str, Any] = {"attempts": attempts, "taken": attempts - skipped, "skipped": skipped}

@@ -108,6 +108,12 @@ def waiting(connection: Connection, run: str) -> list[Key]:
     return _keys(connection, inbox.c.run == run)
 
 
+def waiting_count(connection: Connection, run: str) -> int:
+    """How many batches wait for a run."""
+    query = sa.select(sa.func.count()).select_from(inbox).where(inbox.c.run == run)
+    return int(connection.execute(query).scalar_one())
+
+
 def load(connection: Connection, keys: list[Key]) -> list[Row[tuple[object, ...]]]:
     """The waiting batches of these keys, rows of `BATCH_COLUMNS`."""
     chosen = sa.tuple_(inbox.c.producer, inbox.c.seq).in_(keys)
