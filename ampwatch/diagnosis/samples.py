@@ -19,6 +19,7 @@ from ampwatch.stats.layout import HIST_BINS
 from .underflow import lost_share
 
 NEWEST: Final = 32
+UNFITTED: Final = 1 << 15  # rows whose histograms are held, 512 bytes each
 _LEVELS: Final = 40
 
 SAMPLE: Final = np.dtype(
@@ -44,37 +45,67 @@ class Sample(NamedTuple):
     tensors: npt.NDArray[Any]
 
 
+class _Part(NamedTuple):
+    """Rows of one attempt, and the histograms that are fitted once somebody asks."""
+
+    rows: npt.NDArray[Any]
+    hist: npt.NDArray[Any]
+
+
 class Samples:
-    """Tensor statistics of sampled attempts: `add` tables in any order, read them in the order of the attempts."""
+    """Tensor statistics of sampled attempts: `add` tables in any order, read them in the order of the attempts.
+
+    A fit is the dearest of all that is done with a row, so only those are fitted that are read: most attempts of a
+    backlog are thinned out before.
+    """
 
     def __init__(self) -> None:
         self._at: dict[int, list[npt.NDArray[Any]]] = {}
+        self._unfitted: dict[int, list[_Part]] = {}
         self._limit = 8 * NEWEST
 
     def add(self, table: Table) -> None:
         """Take in a `tensors` table."""
         attempts = table["attempt"]
-        reduced = _reduce(table)
+        reduced, hist = _reduce(table), _histograms(table)
         for attempt in np.unique(attempts).tolist():
-            self._at.setdefault(attempt, []).append(reduced[attempts == attempt])
+            mine = attempts == attempt
+            self._unfitted.setdefault(attempt, []).append(_Part(reduced[mine], hist[mine]))
+        if self._waiting_rows() > UNFITTED:
+            self._thin()
+        if self._waiting_rows() > UNFITTED:
+            self._fit()
         if len(self._at) > self._limit:
             self._thin()
             self._limit = max(self._limit, 2 * len(self._at))
 
     def __iter__(self) -> Iterator[Sample]:
-        self._thin()
+        self._fit()
         for attempt in sorted(self._at):
             parts = self._at[attempt]
             tensors = parts[0] if len(parts) == 1 else np.concatenate(parts)
             yield Sample(attempt, tensors[np.argsort(tensors["tensor"], kind="stable")])
 
+    def _waiting_rows(self) -> int:
+        return sum(len(part.rows) for parts in self._unfitted.values() for part in parts)
+
+    def _fit(self) -> None:
+        """Fit what came since, but for the attempts that are thinned out."""
+        self._thin()
+        found = [(attempt, part) for attempt, parts in self._unfitted.items() for part in parts]
+        self._unfitted = {}
+        for attempt, part in found:
+            self._at.setdefault(attempt, []).append(_fitted(part))
+
     def _thin(self) -> None:
-        attempts = np.array(sorted(self._at, reverse=True), dtype=np.int64)
+        there = {*self._at, *self._unfitted}
+        attempts = np.array(sorted(there, reverse=True), dtype=np.int64)
         kept: set[int] = set()
         for level in range(_LEVELS):
             kept.update(attempts[attempts % 2**level == 0][:NEWEST].tolist())
-        for attempt in set(self._at) - kept:
-            del self._at[attempt]
+        for attempt in there - kept:
+            self._at.pop(attempt, None)
+            self._unfitted.pop(attempt, None)
 
 
 def _reduce(table: Table) -> npt.NDArray[Any]:
@@ -83,7 +114,15 @@ def _reduce(table: Table) -> npt.NDArray[Any]:
         rows[name] = table.get(name, 0)
     rows["n_bad"] = np.asarray(table.get("n_inf", 0)) + np.asarray(table.get("n_nan", 0))
     rows["max_abs"] = table.get("max_abs", missing(len(rows)))
-    hist = table.get("hist", np.zeros((len(rows), HIST_BINS), dtype=np.int64))
-    estimate = lost_share(hist, rows["n_zero"])
+    return rows
+
+
+def _histograms(table: Table) -> npt.NDArray[Any]:
+    return table.get("hist", np.zeros((len(table["attempt"]), HIST_BINS), dtype=np.int64))
+
+
+def _fitted(part: _Part) -> npt.NDArray[Any]:
+    rows = part.rows
+    estimate = lost_share(part.hist, rows["n_zero"])
     rows["lost"], rows["norm_share"], rows["shape"] = estimate.lost, estimate.norm_share, estimate.shape
     return rows

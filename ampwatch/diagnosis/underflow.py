@@ -71,6 +71,9 @@ def lost_share(hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> Estimate:
     shape = np.full(len(flat), -1, dtype=np.int64)
     near = flat[:, FIRST_BIN : FIRST_BIN + NEAR_BINS].sum(axis=-1)
     fitted = np.flatnonzero((flat_zeros > 0) & (seen >= MIN_ELEMENTS) & (near >= NEAR_SHARE * seen))
+    fitted = fitted[
+        np.argsort(flat_zeros[fitted] / seen[fitted], kind="stable")
+    ]  # alike: few shapes and bins each
     for start in range(0, len(fitted), _CHUNK):
         rows = fitted[start : start + _CHUNK]
         shape[rows] = _fit(flat[rows], flat_zeros[rows])
@@ -158,8 +161,12 @@ def _fit(counts: Reals, zeros: Reals) -> npt.NDArray[np.int64]:
     shapes = _shapes()
     visible = counts[:, FIRST_BIN:]
     seen = visible.sum(axis=1, keepdims=True)
-    likelihood = (visible / seen).astype(np.float32) @ shapes.log_visible  # of one element
     admitted = np.searchsorted(shapes.odds, zeros / seen[:, 0], side="right")
+    bins = np.flatnonzero(visible.any(axis=0))
+    used, most = slice(bins[0], bins[-1] + 1), admitted.max()
+    likelihood = (visible[:, used] / seen).astype(np.float32) @ shapes.log_visible[
+        used, :most
+    ]  # of one element
     best = [row[:end].argmax() if end else -1 for row, end in zip(likelihood, admitted, strict=True)]
     return np.array(best, dtype=np.int64)
 
