@@ -22,7 +22,6 @@ from .guard import Report, guard
 from .records import Batch, Table
 
 if TYPE_CHECKING:
-    from .diagnosis.engine import Diagnosis
     from .diagnosis.findings import Finding, Verdict
 
 PREFIX: Final = "ampwatch: "
@@ -71,8 +70,11 @@ class JobLog:
     """
 
     def __init__(self, speaks: bool, listeners: Sequence[Callable[[Finding], object]] = ()) -> None:
+        # Here, on the thread that makes it: a fork while the recorder's own imports would leave the child half a module.
+        from .diagnosis.engine import Diagnosis
+
         self._speaks, self._listeners = speaks, listeners
-        self._diagnosis: Diagnosis | None = None
+        self._diagnosis = Diagnosis()
         self._failed = False
         self._told: set[str] = set()
         self._losses = _Ends()
@@ -107,17 +109,19 @@ class JobLog:
             self._failed = False
 
     def say_verdict(self, place: Place) -> bool:
-        """Three lines: the verdict; what to do, or how it went; where the run can be seen. False if nothing is said."""
-        if not (self._speaks and self.counts["attempts"]):
+        """Three lines: the verdict; what to do, or how it went; where the run can be seen. False if nothing is said.
+
+        Without a finished attempt only what is wrong is said: torch may have ended the job in the first one.
+        """
+        if not (self._speaks and (self.counts["attempts"] or self._is_wrong())):
             return False
         _say(*self._lines(place))
         return True
 
-    def _fatal(self, batches: Sequence[Batch]) -> list[Finding]:
-        if self._diagnosis is None:
-            from .diagnosis.engine import Diagnosis
+    def _is_wrong(self) -> bool:
+        return not self._failed and self._diagnosis.verdict().kind is not None
 
-            self._diagnosis = Diagnosis()
+    def _fatal(self, batches: Sequence[Batch]) -> list[Finding]:
         for batch in batches:
             self._diagnosis.add(batch)
         new = [f for f in self._diagnosis.findings() if f.severity == "fatal" and f.key not in self._told]
@@ -126,7 +130,7 @@ class JobLog:
 
     def _lines(self, place: Place) -> tuple[str, str, str, str]:
         """The word of the verdict, and the three lines."""
-        if self._diagnosis is None or self._failed:
+        if self._failed:
             counts = "{attempts:,} attempts, {taken:,} taken, {skipped:,} skipped".format(**self.counts)
             return (
                 "recorded",
@@ -142,7 +146,6 @@ class JobLog:
         return verdict.word, after_word(verdict), f"to do: {advice}", leads
 
     def _advice(self, kind: str | None) -> str:
-        assert self._diagnosis is not None
         for finding in self._diagnosis.findings():
             if finding.kind == kind and finding.severity != "info" and finding.advice:
                 return finding.advice[0].text

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from . import answers
@@ -88,6 +89,9 @@ class Transport:
         self.delivered = 0
         self.rejected = 0
         self._answered = -1
+        import_module(
+            "httpx"
+        )  # where this is made: a fork while its thread imports leaves the child half a module
         self.refusal = answers.why_not(server)
         if self.refusal:
             warn("%s. Training goes on, nothing is sent", self.refusal)

@@ -123,3 +123,14 @@ def test_workers_of_a_data_loader_record_nothing_and_are_silent(tmp_path, capfd)
     assert len({batch.producer for batch in batches}) == 1
     assert sum(len(batch.table()["attempt"]) for batch in batches if batch.kind == "attempts") == 8
     assert capfd.readouterr().err == ""
+
+
+def test_what_the_recorders_thread_needs_is_imported_before_it_runs():
+    """A child forked while a thread imports would be left with half a module."""
+    code = (
+        "import sys; from ampwatch import recorder, worker; worker.Worker.start = lambda self: None;"
+        "recorder.current().event('scaler');"
+        "assert {'ampwatch.diagnosis.engine', 'httpx'} <= set(sys.modules)"
+    )
+    environ = os.environ | {"AMPWATCH_SERVER": "http://127.0.0.1:9"}
+    assert subprocess.run([sys.executable, "-c", code], env=environ).returncode == 0

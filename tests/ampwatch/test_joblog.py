@@ -130,6 +130,19 @@ def test_nothing_is_said_without_attempts_or_where_another_speaks(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_what_ends_a_job_in_its_first_attempt_is_said(capsys):
+    refused = {"fault": "step_twice", "optimizer": 0, "order": ["step", "step"], "raised": True}
+    log = JobLog(True)
+    batch = records.pack_events(
+        [Event("call_fault", 1e9, 0, data=refused)], seq=0, producer=PRODUCER, run=RUN, rank=0
+    )
+    log.add([batch], lambda *_: None, say=False)
+    first, second, third = said(log, OFFLINE, capsys)
+    assert first.startswith("ampwatch: failing: ")
+    assert second.startswith("ampwatch: to do: ")
+    assert third == f"ampwatch: evidence, and code to paste: ampwatch diagnose ampwatch_runs/{RUN}"
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
