@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ampwatch.records import Event
@@ -13,6 +13,7 @@ from .case import Case
 from .findings import Evidence, Finding
 from .gradients import hooks_on
 from .moments import Moment
+from .samples import Sample
 from .static import is_off
 
 SATURATED: Final = 5  # attempts
@@ -51,19 +52,38 @@ def _turned_off(case: Case) -> Iterator[Finding]:
 def saturating(case: Case) -> Iterator[Finding]:
     """The largest gradient is 65504 to the bit and never inf, and no hook of the loop's own may have made it so."""
     seen = case.stream.habits.at_limit
-    if seen.first is None or seen.count < SATURATED or case.stream.habits.infinite.count or hooks_on(case):
+    if case.stream.habits.infinite.count or hooks_on(case):
         return
-    text = (
-        f"The largest gradient is exactly 65504 in {texts.times(seen.count)}, and none was ever inf or NaN."
-    )
-    yield case.finding(
+    if seen.first is not None and seen.count >= SATURATED:
+        yield _saturating(case, seen.first, seen.count, "The largest gradient")
+        return
+    for tensor, attempts in _pinned(case.samples).items():
+        if len(attempts) >= SATURATED:
+            first, name = Moment(attempts[0], case.step_of(attempts[0])), case.described.name_of(tensor)
+            yield _saturating(case, first, len(attempts), f"The largest gradient of {name}", name)
+            return
+
+
+def _pinned(samples: Sequence[Sample]) -> dict[int, list[int]]:
+    """Sampled attempts in which a tensor's largest gradient is the largest number of float16, by tensor."""
+    at: dict[int, list[int]] = {}
+    for sample in samples:
+        for tensor in sample.tensors["tensor"][sample.tensors["max_abs"] == FLOAT16_MAX].tolist():
+            at.setdefault(tensor, []).append(sample.attempt)
+    return at
+
+
+def _saturating(case: Case, first: Moment, count: int, what: str, tensor: str = "") -> Finding:
+    text = f"{what} is exactly 65504 in {texts.times(count)}, and no gradient was ever inf or NaN."
+    return case.finding(
         "backend_limit",
         "warning",
-        texts.HEADLINES["backend_limit.saturating"].format(first=texts.at(seen.first)),
-        first=seen.first,
-        evidence=[Evidence(text=text, value=FLOAT16_MAX, attempt=seen.first.attempt)],
+        texts.HEADLINES["backend_limit.saturating"].format(first=texts.at(first)),
+        first=first,
+        evidence=[Evidence(text=text, value=FLOAT16_MAX, attempt=first.attempt, tensor=tensor)],
         advice=texts.ADVICE["backend_limit.saturating"],
         confidence=0.7,
+        tensor=tensor,
     )
 
 

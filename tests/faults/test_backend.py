@@ -69,6 +69,29 @@ def test_a_backend_that_saturates(tmp_path, monkeypatch, saturates, kinds):
     assert [kind for kind, _ in above_info(tmp_path)] == kinds
 
 
+class Shifted(nn.Linear):
+    """Multiplies in float16, where a device may saturate, and adds its bias in float32."""
+
+    def forward(self, x):
+        return (x.half() @ Saturate.apply(self.weight.T.half())).float() + self.bias
+
+
+@pytest.mark.parametrize(("saturates", "told"), [(True, [("backend_limit", "weight")]), (False, [])])
+def test_a_backend_that_saturates_beside_larger_gradients_in_float32(tmp_path, monkeypatch, saturates, told):
+    monkeypatch.setitem(globals(), "SATURATES", saturates)
+    model = Shifted(8, 1)
+    with recorded(tmp_path) as scaler:
+        optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+        train(
+            model,
+            scaler(model=model, init_scale=2.0**10),
+            lambda s: model(torch.ones(32, 8)).sum() * 4,
+            optimizer=optimizer,
+            steps=12,
+        )
+    assert [(f.kind, f.tensor) for f in worse_than_info(tmp_path)] == told
+
+
 class Words(nn.Module):
     """A float16 embedding with sparse gradients; a word that is frequent is added up many times."""
 
