@@ -5,6 +5,7 @@ The last 64 attempts are kept one by one, older ones in a sketch that answers pe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -22,6 +23,9 @@ PAST: Final = 4.0  # × the own 99th percentile
 LEAPS: Final = 3  # changes of the weights in a row, each of which …
 LEAP: Final = 1.75  # … makes the loss so many times larger, and all of them together …
 LEAPT: Final = 8.0  # … so many times
+HURLS: Final = 2  # changes of the weights in a row that may be all, if they make the loss …
+HURLED: Final = 1e3  # … so many times larger, and it …
+STAYS: Final = 3  # … stays there for so many attempts, each with another batch
 ESTABLISHED: Final = 24  # attempts by which a stream has percentiles of its own to leap from
 
 
@@ -75,7 +79,7 @@ class Recent:
         return _trend_of(self.newest, loss, norm, *self.baseline())
 
     def leaps(self, *, fell: bool) -> Trend | None:
-        """A divergence in a few steps, judged at a skip: the last 3 have made the loss 8 times larger.
+        """A divergence in a few steps, judged at a skip: the last 3 have made the loss 8 times larger, or 2 a thousand times.
 
         Attempts are taken together by step, as the weights stay what they are while attempts are skipped: one wild
         batch leaps once and is not there in the next. A scale that fell below a quarter of the highest clean one
@@ -132,9 +136,17 @@ def _risen(values: npt.NDArray[np.float64]) -> float:
 
 def _leapt(recent: npt.NDArray[np.float64]) -> float:
     """The median loss of the newest step if it and those of the steps before leapt one after another, else 0."""
-    medians = [float(np.median(recent[a:b, 2])) for a, b in list(runs_of(recent[:, 1]))[-LEAPS - 1 :]]
+    steps = list(runs_of(recent[:, 1]))[-LEAPS - 1 :]
+    medians = [float(np.median(recent[a:b, 2])) for a, b in steps]
+    if len(medians) > LEAPS and _rises(medians, LEAPT):
+        return medians[-1]
+    stays = len(medians) > HURLS and steps[-1][1] - steps[-1][0] >= STAYS
+    return medians[-1] if stays and _rises(medians[-HURLS - 1 :], HURLED) else 0.0
+
+
+def _rises(medians: Sequence[float], together: float) -> bool:
     each = all(after >= LEAP * before > 0 for before, after in pairwise(medians))
-    return medians[-1] if each and len(medians) > LEAPS and medians[-1] >= LEAPT * medians[0] else 0.0
+    return each and medians[-1] >= together * medians[0]
 
 
 def _finite(recent: npt.NDArray[np.float64], column: int) -> npt.NDArray[np.float64]:

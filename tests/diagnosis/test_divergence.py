@@ -79,6 +79,15 @@ def test_what_is_less_than_three_leaps_is_not():
     assert leaping(2.5, 6.0, 14.0, before=20).clean(20).kinds() == quiet  # no percentiles yet
 
 
+def test_two_leaps_are_divergence_once_a_loss_a_thousand_times_larger_stays():
+    def hurled(loss: float, skips: int) -> list[str]:
+        run = Run().clean(60).clean(loss=[14.0], norm=[10.0]).skip(skips, loss=loss)
+        return [f.kind for f in run.findings() if f.severity != "info"]
+
+    assert hurled(1e5, 3) == hurled(1e5, 8) == ["divergence"]
+    assert hurled(1e5, 2) == hurled(900.0, 3) == []
+
+
 def test_a_wild_batch_at_the_same_weights_is_no_leap():
     run = Run().clean(60).clean(loss=[2.5, 6.0], norm=[10.0] * 2)
     assert run.skip(1, loss=14.0).kinds()[0][0] == "divergence"
