@@ -114,11 +114,16 @@ class Agreement:
         yield from _lonely(told)
 
     def _compared(self, members: Sequence[Member]) -> Iterator[tuple[Case, Case, _Pair]]:
-        ranks = sorted({member.case.rank for member in members})
+        lowest = min((member.case.rank for member in members), default=0)
+        others = [member for member in members if member.case.rank != lowest]
         for lower in members:
-            for higher in members:
-                if lower.case.rank == ranks[0] != higher.case.rank and _together(lower.case, higher.case):
-                    yield lower.case, higher.case, self._pair(lower, higher)
+            if lower.case.rank == lowest:
+                yield from self._against(lower, others)
+
+    def _against(self, lower: Member, others: Sequence[Member]) -> Iterator[tuple[Case, Case, _Pair]]:
+        for higher in others:
+            if _together(lower.case, higher.case):
+                yield lower.case, higher.case, self._pair(lower, higher)
 
     def _pair(self, a: Member, b: Member) -> _Pair:
         key, restarts = (a.case.producer, b.case.producer), (a.ledger.restarts, b.ledger.restarts)
