@@ -12,8 +12,8 @@ import torch
 import ampwatch
 from ampwatch.recorder import Recorder
 
-WARM_UP, ATTEMPTS = 500, 1500
-MOST_MIB = 4.0
+WARM_UP, ATTEMPTS = 300, 700
+MOST_MIB = 2.0
 
 
 def resident_mib():
