@@ -98,6 +98,10 @@ class Autopsies:
         """The order in which gradients are accumulated, those next to the loss first."""
         self._places = {tensor: place for place, tensor in enumerate(tensors)}
 
+    def in_backward_order(self, tensors: Iterable[int]) -> list[int]:
+        """These tensors, those whose gradients come first ahead; those of which that is not known last."""
+        return sorted(tensors, key=lambda tensor: self._places.get(tensor, len(self._places)))
+
     def add(self, attempt: Attempt, outcome: Outcome, row: dict[str, Any]) -> list[Wanted]:
         """The next attempt, with its row; answers what is wanted of it and of those before, oldest first."""
         count = self._attempts_of.get(attempt.stream, 0)

@@ -6,7 +6,7 @@ belong to different networks. Torch-free and without clock: a pure function of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 SEARCH_AT: Final = 2  # consecutive non-finite losses before the forward pass is searched
@@ -28,6 +28,9 @@ class Escalation:
         self._owed: set[int] = set()
         self._was_finite: set[int] = set()  # streams that have had a finite loss
         self._suspect = ""
+        self._overflowed: dict[
+            int, Sequence[int]
+        ] = {}  # tensors of a stream's last attempt, if its loss is finite
 
     def add(self, stream: int, *, loss_is_finite: bool) -> None:
         """Add the next attempt of a stream; whether it was skipped does not matter: gradients may have been cleaned."""
@@ -63,6 +66,14 @@ class Escalation:
         self._missed[stream] = self._missed.get(stream, 0) + 1
         if self._missed[stream] <= MOST_MISSES:
             self._owed.add(stream)
+
+    def overflowed(self, stream: int, tensors: Sequence[int]) -> None:
+        """The next attempt of a stream: tensors that are not finite although this rank's loss is; none is usual."""
+        self._overflowed[stream] = tensors
+
+    def take_overflowed(self, stream: int) -> Sequence[int]:
+        """Of which tensors the local gradients are to be looked at in the stream's next attempt; asked once."""
+        return self._overflowed.pop(stream, ())
 
     def take_check(self) -> bool:
         """Whether parameters and buffers are to be checked for inf and NaN; asked once."""

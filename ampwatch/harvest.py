@@ -296,7 +296,10 @@ class Harvester:
         self._taken += bool(set(attempt.stepped) - set(outcome.skipped))
         self.scale = outcome.scale_after
         self.origins.add_clean([i for i in attempt.found if i not in outcome.skipped])
-        self.escalation.add(attempt.stream, loss_is_finite=_looks_finite(attempt, outcome))
+        is_finite = _looks_finite(attempt, outcome)
+        self.escalation.add(attempt.stream, loss_is_finite=is_finite)
+        broken = outcome.ids[outcome.n_nonfinite > 0].tolist() if is_finite and outcome.skipped else []
+        self.escalation.overflowed(attempt.stream, self._autopsies.in_backward_order(broken))
 
 
 def _looks_finite(attempt: Attempt, outcome: Outcome) -> bool:

@@ -147,10 +147,11 @@ def magnitudes(tensors: Sequence[Tensor]) -> Tensor:
     Returns: (n,) float64 on the device of `gathered`; 0 for an empty tensor.
     Synchronisation: none.
     """
-    return gathered([_magnitude(tensor) for tensor in tensors])
+    return gathered([magnitude(tensor) for tensor in tensors])
 
 
-def _magnitude(tensor: Tensor) -> Tensor:
+def magnitude(tensor: Tensor) -> Tensor:
+    """Largest magnitude of one plain tensor, as of `magnitudes`: a scalar on its device."""
     if not tensor.numel():
         return torch.zeros((), device=tensor.device)
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

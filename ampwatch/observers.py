@@ -16,17 +16,26 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .finite_check import FiniteCheck
 from .forward_search import ForwardSearch
-from .hooks import Hook, Numbers, Observation, Observer, gathered, local, tensors_in
+from .hooks import Hook, Numbers, Observation, Observer, gathered, is_plain, local, magnitude, tensors_in
 from .stats.layout import HIST_LOG2_MIN, SCALARS, WIDTH
 from .stats.reference import statistics
 
-__all__ = ["AutocastProbe", "BackwardOrder", "FiniteCheck", "ForwardSearch", "Observation", "OriginProbe"]
+__all__ = [
+    "AutocastProbe",
+    "BackwardOrder",
+    "FiniteCheck",
+    "ForwardSearch",
+    "LocalGradients",
+    "Observation",
+    "OriginProbe",
+]
 
 ENOUGH_FOR_FLOAT16: Final = 64  # non-zero finite elements
 ENOUGH_FOR_BFLOAT16: Final = 4  # normal float16 numbers; each is on bfloat16's grid by chance once in 8
@@ -114,6 +123,57 @@ class BackwardOrder(_FirstAccumulations):
 
     def _look_at(self, grad: Tensor) -> Tensor:
         return grad.new_empty(0)
+
+
+class LocalGradients(Observer):
+    """Whether this rank's own gradients are finite, before those of others are added; event `local_gradients`.
+
+    A parameter's hook is given what one backward pass adds to its gradient. DDP reduces after that, also where it
+    reduces each of several passes: so each is looked at, and not what they add up to.
+
+    Arguments:
+        params: parameters with the ids of their tensors; each costs one read of its gradient.
+    """
+
+    def __init__(self, params: Sequence[tuple[int, Tensor]]) -> None:
+        super().__init__()
+        self._params = list(params)
+        self._largest: dict[int, Tensor] = {}
+
+    def restart(self) -> None:
+        """What was seen so far is another stream's."""
+        self._forget()
+
+    def collect(self) -> Observation | None:
+        """What was seen so far, None if nothing was."""
+        if not self._largest:
+            return None
+        return Observation(
+            "local_gradients", gathered(list(self._largest.values())), partial(_locals, list(self._largest))
+        )
+
+    def _forget(self) -> None:
+        self._largest = {}
+
+    def _attach(self) -> Iterator[RemovableHandle]:
+        for tensor, param in self._params:
+            if param.requires_grad and param.is_leaf:
+                hook = Hook("observers.LocalGradients", partial(self._see, tensor))
+                yield param.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _see(self, tensor: int, grad: Tensor) -> None:
+        its = local(grad)
+        if is_plain(its) and its.layout is torch.strided:
+            largest, before = magnitude(its), self._largest.get(tensor)
+            self._largest[tensor] = largest if before is None else torch.maximum(before, largest)  # keeps NaN
+
+
+def _locals(tensors: Sequence[int], largest: Numbers) -> dict[str, Any]:
+    broken = [
+        tensor for tensor, is_finite in zip(tensors, np.isfinite(largest), strict=True) if not is_finite
+    ]
+    return {"tensors": list(tensors), "nonfinite": broken}
 
 
 class AutocastProbe(Observer):

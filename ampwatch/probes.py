@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from torch import Tensor, nn
 
+from . import identity
 from .escalation import Escalation
 from .float32_check import Float32Check
 from .hooks import Observation, Observer
-from .observers import AutocastProbe, BackwardOrder, FiniteCheck, OriginProbe
+from .observers import AutocastProbe, BackwardOrder, FiniteCheck, LocalGradients, OriginProbe
 from .origins import Origins, Schedule
 from .search import Search
 
 CHECK_EVERY: Final = 200  # attempts from one finite check to the next
+MOST_LOCAL: Final = (
+    16  # tensors whose local gradients are looked at: the first in backward order, and the last
+)
 SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be searched must come
 
 
@@ -41,6 +45,9 @@ class Probes:
         self._search: Search | None = None
         self._searched_stream = -1
         self._search_until = 0
+        self._local: LocalGradients | None = None
+        self._local_stream = -1
+        self._stream = -1  # of the attempt that ended last
         self._seen: list[Observation] = []
         self._attempts = 0
         self._forward_passes = 0
@@ -76,6 +83,9 @@ class Probes:
                 self._keep(observation)
         if self._search is not None:
             self._search_ended(self._search, stream)
+        if self._local is not None:
+            self._local_ended(self._local, stream)
+        self._stream = stream
         self._attempts += 1
         if self._attempts % CHECK_EVERY == 0:
             self._check()
@@ -86,6 +96,8 @@ class Probes:
         unscaled, self._unscaled = self._unscaled, {}
         for index, parameters in unscaled.items():
             self._look_again(index, parameters, origins)
+        if (suspects := escalation.take_overflowed(self._stream)) and identity.rank_and_world()[1] > 1:
+            self._look_locally(suspects, unscaled)
         if escalation.take_check():
             self._check()
         suspect = escalation.take_suspect()
@@ -104,7 +116,9 @@ class Probes:
             observer.disarm()
         if self._search is not None:
             self._search.disarm()
-        self._armed, self._search = [], None
+        if self._local is not None:
+            self._local.disarm()
+        self._armed, self._search, self._local = [], None, None
 
     def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""
@@ -116,6 +130,24 @@ class Probes:
         self._search = None
         if is_meant:
             self._seen += search.collect()
+
+    def _look_locally(self, suspects: Sequence[int], unscaled: Mapping[int, Sequence[Tensor]]) -> None:
+        """Ranks skip together: whose gradients are not finite is looked at in the stream's next attempt."""
+        if self._local is None:
+            chosen = {*suspects[: MOST_LOCAL - 1], suspects[-1]}
+            numbered = self._numbered(p for parameters in unscaled.values() for p in parameters)
+            self._local = LocalGradients([each for each in numbered if each[0] in chosen])
+            self._local_stream = self._stream
+            self._local.arm()
+
+    def _local_ended(self, looked: LocalGradients, stream: int) -> None:
+        """Other streams' passes may add to these gradients too; they are cleared before they count."""
+        if stream != self._local_stream:
+            looked.restart()
+            return
+        looked.disarm()
+        self._local = None
+        self._keep(looked.collect())
 
     def _look_again(self, index: int, parameters: Sequence[Tensor], origins: Origins) -> None:
         def is_known() -> bool:

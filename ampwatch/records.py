@@ -118,6 +118,7 @@ EVENT_TYPES: Final = frozenset(
         "forward_search",
         "operations",
         "float32_check",
+        "local_gradients",
         "fused_step",
         "sparse_overflow",
         "captured",

@@ -75,6 +75,7 @@ class Described:
     skips: Kept = field(default_factory=Kept)
     float32_checks: Kept = field(default_factory=Kept)
     fused_steps: Kept = field(default_factory=Kept)
+    local_gradients: Kept = field(default_factory=Kept)
     sparse_overflows: Kept = field(default_factory=Kept)
     captured: Kept = field(default_factory=Kept)
     dropped: Kept = field(default_factory=Kept)
@@ -116,6 +117,8 @@ class Described:
                     self.float32_checks.add(event)
                 case "fused_step":
                     self.fused_steps.add(event)
+                case "local_gradients":
+                    self.local_gradients.add(event)
                 case "sparse_overflow":
                     self.sparse_overflows.add(event)
                 case "captured":

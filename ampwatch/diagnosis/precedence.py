@@ -68,7 +68,7 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "rank_disagreement": _LOCATED
     | _POISONED
     | {"rank_fault", "divergence", "cleaned_gradients", "growth_probe"},
-    "rank_fault": _LOCATED | _POISONED | {"divergence", "cleaned_gradients"},
+    "rank_fault": _LOCATED | _POISONED | {"divergence", "cleaned_gradients", "growth_probe"},
     "low_precision_params": _LOOP,
     "shared_parameter": _LOOP,
     "no_gradients": _LOOP,
@@ -106,6 +106,7 @@ _LATER: Final = frozenset({("weights_poisoned", "dead_zone")})
 _SLACK: Final = {
     "grads_not_cleared": 2,
     "rank_disagreement": 1,
+    "rank_fault": 1,
     "call_order": 2,
     "scaler_bypassed": 2,
     "mask_constant": SOON,

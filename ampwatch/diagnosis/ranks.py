@@ -1,14 +1,15 @@
 """The ranks of a run against each other: scales or skips that differ, and a rank that alone breaks the loss.
 
-The lowest rank is compared with every other, attempt by attempt, each attempt once: what arrives late lets the two be
-compared anew. Attempts that only one of them has are left out.
+What breaks is the rank's own loss, or its gradients before they are reduced (event `local_gradients`). The lowest rank
+is compared with every other, attempt by attempt, each attempt once: what arrives late lets the two be compared anew.
+Attempts that only one of them has are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from .moments import Moment, moment_of
 from .rows import Ledger, Rows
 
 LONELY_RUN, LONELY_COUNT = 3, 6  # attempts in a row, or in all, in which one rank alone has a non-finite loss
+SETTLES: Final = (
+    16  # skips from the start after which gradients of one rank alone are no calibration any more
+)
+MOST_REPEATS: Final = 64  # of an event that stands for many
 TOGETHER_S: Final = 600.0  # ranks of a job start within so many seconds
 
 
@@ -41,23 +46,28 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class _Alone:
-    """Attempts in which one rank alone has a loss that is not finite."""
+    """Attempts in which one rank alone has a loss, or gradients, that are not finite."""
 
+    by_gradients: bool = False  # which overflow now and then in a healthy run
     count: int = 0
     run: int = 0
     longest: int = 0
     first: Moment | None = None
 
-    def add(self, row: Any, *, alone: bool) -> None:
+    def add(self, at: Moment, *, alone: bool) -> None:
         self.run = self.run + 1 if alone else 0
         self.longest = max(self.longest, self.run)
         if alone:
             self.count += 1
-            self.first = self.first or moment_of(row)
+            self.first = self.first or at
 
     @property
     def proves(self) -> bool:
-        return self.longest >= LONELY_RUN or self.count >= LONELY_COUNT
+        return self.longest >= LONELY_RUN or (not self.by_gradients and self.count >= LONELY_COUNT)
+
+    @property
+    def is_clear(self) -> bool:
+        return not self.proves if self.by_gradients else not self.count
 
 
 @dataclass(slots=True)
@@ -93,8 +103,8 @@ class _Pair:
             self.lower.run = self.higher.run = 0
             return
         for row, x, y in zip(a, bad_a, bad_b, strict=True):
-            self.lower.add(row, alone=bool(x and not y))
-            self.higher.add(row, alone=bool(y and not x))
+            self.lower.add(moment_of(row), alone=bool(x and not y))
+            self.higher.add(moment_of(row), alone=bool(y and not x))
 
 
 class Agreement:
@@ -111,7 +121,8 @@ class Agreement:
         differing = [(a, b, pair.difference) for a, b, pair in told if pair.difference]
         if differing:
             yield _disagreement(*min(differing, key=lambda each: each[2].at))
-        yield from _lonely(told)
+        losses = list(_lonely([(a, b, pair.lower, pair.higher) for a, b, pair in told], "loss"))
+        yield from losses or _lonely([(a, b, *_by_gradients(a, b)) for a, b, _ in told], "gradients")
 
     def _compared(self, members: Sequence[Member]) -> Iterator[tuple[Case, Case, _Pair]]:
         lowest = min((member.case.rank for member in members), default=0)
@@ -157,25 +168,60 @@ def _disagreement(lower: Case, higher: Case, seen: Difference) -> Finding:
     )
 
 
-def _lonely(told: Sequence[tuple[Case, Case, _Pair]]) -> Iterator[Finding]:
+def _by_gradients(lower: Case, higher: Case) -> tuple[_Alone, _Alone]:
+    """Of attempts in which both looked at their own gradients, those in which only one's were not finite.
+
+    Ordinary overflows are left out: those before the scale has settled, and few of them in a row.
+    """
+    alone = _Alone(by_gradients=True), _Alone(by_gradients=True)
+    a, b = _own_gradients(lower), _own_gradients(higher)
+    before = -2
+    for attempt in sorted(a.keys() & b.keys()):
+        if attempt != before + 1:
+            alone[0].run = alone[1].run = 0
+        before, at = attempt, Moment(attempt, lower.step_of(attempt))
+        alone[0].add(at, alone=a[attempt] and not b[attempt])
+        alone[1].add(at, alone=b[attempt] and not a[attempt])
+    return alone
+
+
+def _own_gradients(case: Case) -> dict[int, bool]:
+    """Whether gradients of the rank's own were not finite, by attempt of its first stream."""
+    stream = case.stream
+    begin = stream.first_taken or stream.first
+    if begin is None:
+        return {}
+    since = begin.attempt + (0 if stream.first_taken else SETTLES)
+    return {
+        attempt: bool(event.data.get("nonfinite"))
+        for event in case.described.local_gradients.events
+        for attempt in range(event.attempt, event.attempt + min(event.repeat, MOST_REPEATS))
+        if event.stream == case.index and attempt > since
+    }
+
+
+def _lonely(told: Sequence[tuple[Case, Case, _Alone, _Alone]], what: str) -> Iterator[Finding]:
     """The lowest rank if it is alone against all, another if it is alone against the lowest and no further one is."""
-    if all(pair.lower.proves and not pair.higher.count for _, _, pair in told):
-        yield _fault(told[0][0], told[0][2].lower, len(told))
+    if all(lower.proves and higher.is_clear for _, _, lower, higher in told):
+        yield _fault(told[0][0], told[0][2], len(told), what)
         return
-    alone = [(case, pair.higher) for _, case, pair in told if pair.higher.proves and not pair.lower.count]
+    alone = [(case, higher) for _, case, lower, higher in told if higher.proves and lower.is_clear]
     if len(alone) == 1:
-        yield _fault(*alone[0], len(told))
+        yield _fault(*alone[0], len(told), what)
 
 
-def _fault(case: Case, seen: _Alone, others: int) -> Finding:
+def _fault(case: Case, seen: _Alone, others: int, what: str) -> Finding:
     assert seen.first is not None
-    text = f"{texts.times(seen.count)} in which the loss of rank {case.rank} is not finite and that of {texts.times(others, 'other rank')} is."
+    key = {"loss": "rank_fault", "gradients": "rank_fault.gradients"}[what]
+    text = texts.ALONE[what].format(
+        count=texts.times(seen.count), rank=case.rank, others=texts.times(others, "other rank")
+    )
     return case.finding(
         "rank_fault",
         "fatal",
-        texts.HEADLINES["rank_fault"].format(first=texts.at(seen.first), rank=case.rank),
+        texts.HEADLINES[key].format(first=texts.at(seen.first), rank=case.rank),
         first=seen.first,
         evidence=[Evidence(text=text, value=seen.count, unit="attempts", attempt=seen.first.attempt)],
-        advice=texts.fill(texts.ADVICE["rank_fault"], rank=case.rank),
+        advice=texts.fill(texts.ADVICE[key], rank=case.rank),
         confidence=0.9,
     )

@@ -151,6 +151,11 @@ class _FusedStep(TypedDict, total=False):
     moment: float
 
 
+class _LocalGradients(TypedDict, total=False):
+    tensors: list[int]
+    nonfinite: list[int]
+
+
 class _SparseOverflow(TypedDict, total=False):
     tensors: list[int]
 
@@ -197,6 +202,7 @@ SHAPES: Final[dict[str, Any]] = {
     "operations": _Operations,
     "float32_check": _Float32Check,
     "fused_step": _FusedStep,
+    "local_gradients": _LocalGradients,
     "sparse_overflow": _SparseOverflow,
     "dropped": _Dropped,
     "check": _Check,

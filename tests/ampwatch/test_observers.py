@@ -17,7 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.guard import failures
 from ampwatch.hooks import gathered, inert, magnitudes, tensors_in
-from ampwatch.observers import AutocastProbe, BackwardOrder, FiniteCheck, ForwardSearch, OriginProbe
+from ampwatch.observers import (
+    AutocastProbe,
+    BackwardOrder,
+    FiniteCheck,
+    ForwardSearch,
+    LocalGradients,
+    OriginProbe,
+)
 from ampwatch.stats.reference import statistics_of
 
 from .watched import Transformer, backward, forward, mlp, read
@@ -344,3 +351,29 @@ def test_at_most_sixteen_names_are_given():
         parameter.data.fill_(math.inf)
     seen = read(check)["parameters"]
     assert (seen["checked"], len(seen["nonfinite"]), seen["count"]) == (20, 16, 20)
+
+
+# gradients of this rank's own
+
+
+def contributions(*grads):
+    """What is told after one backward pass for each of these gradients of two parameters."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    observer = LocalGradients(list(enumerate(parameters)))
+    observer.arm()
+    for each in grads:
+        sum((p * torch.tensor(g)).sum() for p, g in zip(parameters, each, strict=True)).backward()
+    observer.disarm()
+    assert not any(p._backward_hooks for p in parameters)
+    return read(observer)
+
+
+def test_local_gradients_are_looked_at_in_each_pass():
+    finite, bad = ([1.0, 2.0], [3.0, 4.0]), ([1.0, math.nan], [1.0, 1.0])
+    assert contributions(finite, finite)["nonfinite"] == []
+    assert contributions(bad, finite)["nonfinite"] == contributions(finite, bad)["nonfinite"] == [0]
+    assert sorted(contributions(finite)["tensors"]) == [0, 1]
+
+
+def test_no_local_gradients_without_a_backward_pass():
+    assert LocalGradients([(0, torch.nn.Parameter(torch.zeros(2)))]).collect() is None

@@ -112,3 +112,27 @@ def test_batches_in_parts_and_out_of_order_say_the_same():
         diagnosis.add(batch)
         diagnosis.findings()
     assert diagnosis.findings() == whole
+
+
+def looked(n: int, broken: list[list[int]], first: int = 20, attempts: int = 40) -> list[Finding]:
+    """Two ranks that skip together from an attempt on with finite losses; `broken`: by their own gradients."""
+    runs = [rank(i) for i in range(n)]
+    for run, its in zip(runs, broken, strict=True):
+        run.clean(first)
+        for attempt in range(first, attempts):
+            run.skip(1)
+            run.event("local_gradients", attempt, tensors=[0], nonfinite=[0] if attempt in its else [])
+    return [f for f in together(*runs) if f.kind == "rank_fault"]
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 2])
+def test_one_rank_whose_own_gradients_are_not_finite_three_times_in_a_row(guilty: int):
+    (finding,) = looked(3, [[21, 22, 23] if i == guilty else [] for i in range(3)])
+    assert (finding.rank, finding.first_attempt, finding.evidence[0].value) == (guilty, 21, 3)
+    assert finding.headline.startswith(f"Rank {guilty} alone has gradients that are not finite")
+
+
+def test_gradients_of_both_or_while_the_scale_settles_are_no_fault_of_one():
+    assert looked(2, [[], [21, 22, 24, 25, 27, 28]]) == []
+    assert looked(2, [[21, 22, 23], [21, 22, 23]]) == []
+    assert looked(2, [[], [1, 2, 3, 4]], first=0) == []

@@ -26,9 +26,13 @@ with recorded(directory / "run") as make:
         x = features(2 * step + rank)
         if rank == 1 and (what == "apart" and step == 12 or what == "spoiled" and step >= 12):
             x[0, 0] = torch.nan
+        keep = 0.0 if what == "empty" and rank == 1 and step >= 12 else 1.0
         optimizer.zero_grad()
         with half():
-            loss = F.mse_loss(net(x).float(), x.nan_to_num().sum(-1, keepdim=True))
+            out = net(x).float()
+            loss = F.mse_loss(out, x.nan_to_num().sum(-1, keepdim=True))
+        if what == "empty":  # the norm of what a rank has of something
+            loss = loss + 1e-3 * (out * keep).square().sum().sqrt()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -69,6 +73,17 @@ def test_data_of_one_rank_that_spoils_every_step(tmp_path):
         1,
         12,
     )
+
+
+def test_a_rank_whose_loss_is_finite_and_whose_gradients_are_not(tmp_path):
+    (finding,) = worse_than_info(two_ranks(tmp_path, "empty"))
+    assert (finding.kind, finding.severity, finding.rank, finding.first_attempt) == (
+        "rank_fault",
+        "fatal",
+        1,
+        13,
+    )
+    assert finding.evidence[0].text.startswith("12 attempts in which the gradients of rank 1")
 
 
 def test_two_ranks_that_agree_are_silent(tmp_path):

@@ -14,6 +14,7 @@ from .advice_forward import FORWARD
 from .advice_loop import LOOP
 from .advice_scale import AFTER_UNSEEN, SCALE
 from .headlines import (
+    ALONE,
     CLEANED,
     FAULTS,
     HARM,
@@ -38,6 +39,7 @@ from .words import at, at_step, fill, module, percent, power, skipped, span, tim
 __all__ = [
     "ADVICE",
     "AFTER_UNSEEN",
+    "ALONE",
     "CLEANED",
     "FAULTS",
     "HARM",

@@ -239,6 +239,16 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "If they do not, it is the device or what was loaded on it: take that machine out and start again."
         ),
     ],
+    "rank_fault.gradients": [
+        Advice(
+            "Look at what the loss of rank {rank} is made of that can be empty there: the square root, norm or quotient of "
+            "nothing is finite, and its gradient is not; where() and a mask do not stop it.",
+            "penalty = (masked.square().sum() + 1e-12).sqrt()",
+        ),
+        Advice(
+            "Run its batches on another rank: if gradients are finite there, it is the device or what was loaded on it."
+        ),
+    ],
     "fused_optimizer.twice": [
         Advice(
             "Take the optimizer without fusing, or a version that divides only if torch says so: after unscale_() "

@@ -156,6 +156,10 @@ HEADLINES: Final = {
         "Rank {rank} alone has a loss that is not finite, since {first}, and spoils the step of all: its data, its device or "
         "its copy of the model. It does not recover by itself."
     ),
+    "rank_fault.gradients": (
+        "Rank {rank} alone has gradients that are not finite, since {first}, though its loss is, and spoils the step of "
+        "all. It does not recover by itself."
+    ),
     "mask_constant": (
         "Rows of attention scores in {module} are masked altogether since {first}, and their softmax is NaN. {recovery}"
     ),
@@ -329,6 +333,13 @@ NOT_JUDGED: Final = {
     "instrumentation": (
         "A trace never tells where: modules, tensors, dtypes, poisoned weights, underflow and the order of calls need a "
         "recorded run (ampwatch.GradScaler or ampwatch.watch)."
+    ),
+}
+
+ALONE: Final = {
+    "loss": "{count} in which the loss of rank {rank} is not finite and that of {others} is.",
+    "gradients": (
+        "{count} in which the gradients of rank {rank} are not finite before they are reduced and those of {others} are."
     ),
 }
 

@@ -62,6 +62,24 @@ def ddp(make):
     yield from train(make(model, growth_interval=2), model, DistributedDataParallel(model), in_input)
 
 
+def empty(step, batch):
+    """Of this rank's batch nothing is left."""
+    if RANK and step >= 2 and batch is not None:
+        batch[0, 0] = 9.0
+
+
+def ddp_local(make):
+    """A finite loss whose gradients are NaN on one rank: the norm of nothing."""
+    model = small_model()
+    parallel = DistributedDataParallel(model)
+
+    def forward(batch):
+        out = parallel(batch)
+        return out + (out.float() * (batch[0, 0] != 9.0)).square().sum().sqrt()
+
+    yield from train(make(model, growth_interval=2, init_scale=64.0), model, forward, empty)
+
+
 def ddp_apart(make):
     model = small_model()
     forward = DistributedDataParallel(model)
@@ -156,6 +174,7 @@ def asynchronous(make):
 
 LOOPS = {
     "ddp": ddp,
+    "ddp local": ddp_local,
     "ddp apart": ddp_apart,
     "fsdp1": fsdp1,
     "fsdp1 flat": fsdp1_flat,
@@ -178,6 +197,7 @@ def seen_of(loop):
     seen["columns"] = {name: recorder.column(name) for name in ("found_inf", "numel", "n_inf", "n_nan")}
     seen["placements"] = [t["placements"] for e in recorder.data("tensors") for t in e["tensors"]]
     seen["checked"] = [e["parameters"]["checked"] for e in recorder.data("finite_check")[:1]]
+    seen["local"] = [(e["tensors"], e["nonfinite"]) for e in recorder.data("local_gradients")]
     seen["scaler"] = [(s["class"], s["policy"]) for s in recorder.data("scaler")]
     return seen
 

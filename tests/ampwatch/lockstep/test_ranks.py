@@ -55,6 +55,7 @@ def column(ranks, loop, name):
 
 SKIPS = {
     "ddp": [[0, 0, 1, 0, 0]] * 2,
+    "ddp local": [[0, 0, 1, 1, 1]] * 2,
     "fsdp1": [[0, 0, 1, 0, 0]] * 2,
     "fsdp1 flat": [[0, 0, 1, 0, 0]] * 2,
     "fsdp2": [[0, 0, 1, 0, 0]] * 2,
@@ -97,6 +98,16 @@ def test_the_record_of_a_tensor_says_how_it_lies(ranks):
 
 def test_sharded_parameters_are_looked_at_too(ranks):
     assert [seen["fsdp2"]["checked"] for seen in ranks] == [[6], [6]]
+
+
+def test_after_a_skip_with_a_finite_loss_each_rank_looks_at_its_own_gradients(ranks):
+    of_all = list(range(6))
+    healthy, faulty = (
+        [(sorted(looked), sorted(bad)) for looked, bad in seen["ddp local"]["local"]] for seen in ranks
+    )
+    assert healthy == [(of_all, [])] * 2
+    assert faulty == [(of_all, of_all)] * 2
+    assert [bool(seen["ddp"]["local"]) for seen in ranks] == [True, False]  # the second's loss was not finite
 
 
 def test_the_scaler_tells_its_policy(ranks):
