@@ -119,7 +119,9 @@ def _recording(settings: Settings) -> tuple[State, str]:
 
 def _spool(settings: Settings) -> tuple[State, str]:
     folder = settings.dir.absolute()
-    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        return "failed", f"{folder} cannot be made: {there} is a file"
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".ampwatch-") as probe:
             probe.write(b"written by ampwatch doctor")

@@ -29,6 +29,7 @@ from .errors import InvalidBatch, RunNotFound
 from .records import Batch, Kind
 
 _HEADER: Final = struct.Struct("<II")
+LARGEST_BYTES: Final = 64 << 20  # no record is longer; a damaged length mostly is
 _SEGMENT = re.compile(r"(events|attempts|tensors)-(\d{6,})\.awb\Z")
 _PRODUCER = re.compile(r"[0-9a-f]{32}\Z")
 
@@ -105,6 +106,31 @@ def is_whole(directory: Path) -> bool:
     """Whether every process there still has its first rows: none was dropped, or deleted because a server has it."""
     kept = [series for kinds in _producers(directory).values() for series in kinds.values() if series]
     return all(series[0].stem.endswith("-000000") for series in kept)
+
+
+def damaged(directory: Path) -> dict[Path, int]:
+    """The segments with bytes that are no record and none being written, and the first of these bytes in each.
+
+    Nothing is read from there on to the end of the segment. A tail of zeros is none: a power cut leaves one.
+    """
+    found = {}
+    for path in segments(directory).values():
+        end = max((end for _, end in _records(path, 0)), default=0)
+        if not _may_be_under_way(path, end):
+            found[path] = end
+    return found
+
+
+def _may_be_under_way(path: Path, offset: int) -> bool:
+    """Whether what stands from `offset` on is nothing, or the beginning of a record."""
+    with path.open("rb") as file:
+        left = file.seek(0, 2) - offset - _HEADER.size
+        file.seek(offset)
+        header = file.read(_HEADER.size)
+    if left < 0:
+        return True
+    length, checksum = _HEADER.unpack(header)
+    return (length, checksum) == (0, 0) or left < length <= LARGEST_BYTES
 
 
 def run_directories(directory: str | Path) -> dict[str, Path]:

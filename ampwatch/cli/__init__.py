@@ -25,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # a usage error in plain lines, which a log takes
     help="Are the gradients of your mixed-precision training healthy, and if not, why?",
 )
 for command in (demo, serve, runs, diagnose, replay, export, report, sync, doctor):

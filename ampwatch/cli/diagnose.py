@@ -10,7 +10,7 @@ import typer
 from ampwatch import spool
 
 from ._json import as_json
-from ._places import RECORDED
+from ._places import RECORDED, tell_damaged
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +37,7 @@ def diagnose(
         _diagnose_trace(path, policy, json_)
         return
     directories = spool.run_directories(path)
+    tell_damaged(path)
     diagnosed = {run: diagnose_run(where) for run, where in directories.items()}
     if json_:
         rows = [_as_dict(run, diagnosis) for run, diagnosis in diagnosed.items()]

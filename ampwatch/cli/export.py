@@ -16,7 +16,7 @@ from ampwatch import answers, spool
 from ampwatch.errors import AmpwatchError, RunNotFound, SettingsError
 
 from ._extra import needs
-from ._places import RECORDED
+from ._places import RECORDED, tell_damaged
 
 Run = Annotated[
     str,
@@ -101,6 +101,9 @@ def _recorded(run: str) -> tuple[Path, str]:
     if len(found) > 1:
         raise RunNotFound(f"{folder} holds {len(found)} runs, name one of them: {', '.join(sorted(found))}")
     [(name, path)] = found.items()
+    tell_damaged(path)
+    if next(spool.read(path), None) is None:
+        raise RunNotFound(f"{path}: none of its records can be read")
     return path, name
 
 

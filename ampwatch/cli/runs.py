@@ -15,7 +15,7 @@ from ampwatch import spool
 from ampwatch.records import Table
 
 from ._json import as_json
-from ._places import RECORDED
+from ._places import RECORDED, tell_damaged
 
 _YEAR_9999 = 253e9  # Unix time, s: the last year that a date can have
 
@@ -45,7 +45,9 @@ def runs(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List recorded runs with their attempts, skips, last scale and verdict."""
-    rows = [_row(run, path) for run, path in spool.run_directories(directory).items()]
+    directories = spool.run_directories(directory)
+    tell_damaged(directory)
+    rows = [_row(run, path) for run, path in directories.items()]
     if json_:
         typer.echo(as_json({"runs": rows}))
         return

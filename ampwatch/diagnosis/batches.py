@@ -41,12 +41,12 @@ def is_isolated(episode: Episode) -> bool:
 def _finding(case: Case, isolated: Sequence[Episode]) -> Finding:
     first, last = _moment(isolated[0]), isolated[-1]
     unskipped = any(e.unskipped for e in isolated)
-    pattern = _pattern(isolated) or _Pattern("bad_batch.taken" if unskipped else "bad_batch", {}, 0.6)
+    pattern = _pattern(isolated) or _unexplained(isolated, unskipped)
     loss = "not finite" if last.closed else _loss_word(last.loss_last)
     headline = texts.HEADLINES[pattern.key].format(
         loss=loss,
         first=texts.at(first),
-        recovery=_recovery(isolated[0]),
+        recovery=_recovery(last),
         count=len(isolated),
         harm=texts.HARM["taken" if unskipped else "skipped"],
         **pattern.words,
@@ -76,6 +76,12 @@ def _pattern(isolated: Sequence[Episode]) -> _Pattern | None:
         if times >= 2 and len(epochs) >= 2:
             return _Pattern("bad_batch.place", {"place": str(place), "times": str(times)}, 0.95)
     return _period(isolated)
+
+
+def _unexplained(isolated: Sequence[Episode], unskipped: bool) -> _Pattern:
+    if len(isolated) > 1:
+        return _Pattern("bad_batch.times", {}, 0.6)
+    return _Pattern("bad_batch.taken" if unskipped else "bad_batch", {}, 0.6)
 
 
 def _period(isolated: Sequence[Episode]) -> _Pattern | None:

@@ -104,7 +104,10 @@ def read_trace(path: str | Path, policy: str = "torch") -> Trace:
         raise RunNotFound(f"there is no trace at {path}") from None
     except UnicodeDecodeError as error:
         raise InvalidBatch("trace", f"{path} is not text: {error}") from error
-    rows = list(_csv(text) if path.suffix.lower() == ".csv" else _json_lines(text))
+    try:
+        rows = list(_csv(text) if path.suffix.lower() == ".csv" else _json_lines(text))
+    except InvalidBatch as error:
+        raise InvalidBatch(f"{path}, {error.field}", error.reason) from None
     if not rows:
         raise InvalidBatch("trace", f"{path} holds no row")
     return Trace(list(_batches(path, rows, policy)), _not_judged(rows, policy))

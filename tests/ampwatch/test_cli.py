@@ -164,6 +164,33 @@ def test_an_error_is_one_line_and_status_2(tmp_path):
     assert done.stderr == f"ampwatch: {tmp_path}: no run has been recorded there\n"
 
 
+def test_a_usage_error_is_plain_lines():
+    done = invoke("export", "a-run", "--format", "foo")
+    assert done.exit_code == 2
+    usage, _, _, error = done.stderr.splitlines()
+    assert usage.startswith("Usage: ")
+    assert error.startswith("Error: Invalid value for '--format': ")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "runs", "export"])
+def test_a_file_that_is_damaged_is_named_and_the_rest_judged(command, tmp_path):
+    record(tmp_path, "r")
+    (segment,) = tmp_path.glob("r/*/attempts-*.awb")
+    segment.write_bytes(b"\xff" * segment.stat().st_size)
+    done = invoke(command, tmp_path)
+    assert done.exit_code == 0
+    assert done.stderr == f"ampwatch: {segment} is damaged: nothing is read from its byte 0 on\n"
+    assert done.stdout
+
+
+def test_a_run_of_which_nothing_can_be_read_is_not_exported(tmp_path):
+    record(tmp_path, "r")
+    for segment in tmp_path.glob("r/*/*.awb"):
+        segment.write_bytes(b"\xff" * 99)
+    with pytest.raises(RunNotFound, match="none of its records can be read"):
+        invoke("export", tmp_path)
+
+
 def test_the_version():
     assert printed("--version") == f"ampwatch {ampwatch.__version__}\n"
 

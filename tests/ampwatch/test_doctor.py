@@ -86,9 +86,16 @@ def test_a_scaler_that_is_not_torchs_any_more_fails(monkeypatch):
     assert (found.state, "update(self)" in found.says) == ("failed", True)
 
 
-def test_a_folder_that_is_a_file_cannot_be_written(tmp_path):
-    (tmp_path / "runs").write_text("")
+def test_a_folder_that_cannot_be_written_fails():
     assert looked(dir="/proc/nowhere")["folder"].state == "failed"
+
+
+def test_a_folder_that_is_a_file_fails(tmp_path):
+    (tmp_path / "junk.txt").touch()
+    for directory in (tmp_path / "junk.txt", tmp_path / "junk.txt" / "runs"):
+        found = looked(dir=directory)["folder"]
+        assert found.state == "failed"
+        assert found.says.endswith("junk.txt is a file")
 
 
 def test_a_folder_that_may_not_grow_fails(tmp_path):

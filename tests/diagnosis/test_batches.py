@@ -32,20 +32,21 @@ def test_one_batch_is_named_in_the_evidence():
 
 def test_the_same_batch_twice_is_the_cause():
     assert headline(broken_at(50, 133, batches={50: 17.0, 133: 17.0})).startswith("Batch 17 gives a loss")
-    assert "for one attempt only" in headline(broken_at(50, 133, batches={50: 17.0, 133: 18.0}))
+    assert "2 times since step 50" in headline(broken_at(50, 133, batches={50: 17.0, 133: 18.0}))
 
 
 def test_the_same_place_in_two_epochs():
     assert "attempt 10 of it" in headline(broken_at(50, 90, epoch=40))
-    assert "for one attempt only" in headline(broken_at(50, 91, epoch=40))
+    assert "2 times since step 50" in headline(broken_at(50, 91, epoch=40))
 
 
 @pytest.mark.parametrize(
     ("attempts", "said"),
     [
         ((20, 60, 100), "every 40 attempts"),
-        ((20, 60), "one attempt only"),
-        ((20, 60, 101), "one attempt only"),
+        ((20,), "one attempt only"),
+        ((20, 60), "2 times since step 20, for one attempt each time. Steps are skipped"),
+        ((20, 60, 101), "3 times since step 20"),
     ],
 )
 def test_three_at_equal_distances_have_a_period(attempts: tuple[int, ...], said: str):

@@ -34,6 +34,9 @@ HEADLINES: Final = {
     "bad_batch.taken": (
         "The loss was {loss} at {first}, for one attempt only. Its gradients were finite, and the step was taken; {recovery}"
     ),
+    "bad_batch.times": (
+        "The loss was not finite {count} times since {first}, for one attempt each time. {harm}; {recovery}"
+    ),
     "bad_batch.batch": (
         "Batch {batch} gives a loss that is not finite: {times} times, first at {first}. {harm}, and it comes again with "
         "that batch."
