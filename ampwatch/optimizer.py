@@ -37,7 +37,7 @@ from .registry import Name, Sink, first_lr, names_of, registry_of
 from .ring import Memory
 from .settings import Settings
 from .stats.choose import choose
-from .tripwires import Tripwires, residue_of
+from .tripwires import Residue, Tripwires
 from .unscaling import Pass
 
 if TYPE_CHECKING:
@@ -122,23 +122,10 @@ class _Step:
 
 @dataclass
 class _Window:
-    """The backward passes since the step before, or since gradients were None after it.
+    """The backward passes since the step before, or since gradients were None after it."""
 
-    In a GAN the critic's gradients are also added to by the generator's loss, and cleared only after that.
-    """
-
-    has_begun: bool = False
-    residue: Tensor | None = (
-        None  # whether each of them found something in the gradient, None where the first did not
-    )
+    residue: Residue = field(default_factory=Residue)
     accumulations: int = 0
-
-    def begin(self, parameter: Tensor) -> None:
-        """A backward pass is about to add to this parameter's gradient."""
-        if not self.has_begun:
-            self.has_begun, self.residue = True, residue_of(parameter)
-        elif self.residue is not None and (now := residue_of(parameter)) is not None:
-            self.residue = self.residue * now
 
 
 class StepWatch:
@@ -220,7 +207,7 @@ class StepWatch:
         """A backward pass is about to add to the gradient of this parameter."""
         self.recorder.logbook.begin()
         self._window = _Window() if parameter.grad is None else self._window
-        self._window.begin(parameter)
+        self._window.residue.begin(parameter)
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradient of the optimizer's first parameter."""
@@ -276,7 +263,7 @@ class StepWatch:
         """In the order of `Attempt`, without the statistics: a scale of 1 that stays 1, and nothing skipped."""
         one, zero = (make((), dtype=torch.float64, device=step.device) for make in (torch.ones, torch.zeros))
         loss = self._losses.mean()
-        left = [self._window.residue] if self._window.residue is not None else []
+        left = [] if self._window.residue.found is None else [self._window.residue.found]
         return [one, one, zero, zero if loss is None else loss, zero, *left]
 
     def _attempt(self, step: _Step, unscaled: Unscaled) -> Attempt:
@@ -295,7 +282,7 @@ class StepWatch:
             found=[index],
             unscaled=[unscaled],
             manual=False,
-            residues=[index] if self._window.residue is not None else [],
+            residues=[index] if self._window.residue.found is not None else [],
             micro_batches=self._window.accumulations or -1,
             lr=step.lr,
             scaled=False,

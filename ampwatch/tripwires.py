@@ -76,6 +76,27 @@ class Tripwires:
         self._handles.clear()
 
 
+class Residue:
+    """Whether anything was left in a gradient when a window began: what each of its backward passes found there.
+
+    Where one of them found it cleared, nothing was: in a GAN the generator's loss adds to the critic's gradients of
+    the step before, which are cleared only then. `found` is None where nothing was, else float64 on its device, 1
+    where every pass met an element that is not zero.
+    """
+
+    def __init__(self) -> None:
+        self.found: Tensor | None = None
+        self._has_begun = False
+
+    def begin(self, parameter: Tensor) -> None:
+        """A backward pass is about to add to this parameter's gradient."""
+        if self._has_begun and self.found is None:
+            return  # it is this window's own
+        now = residue_of(parameter)
+        self.found = now if self.found is None or now is None else self.found * now
+        self._has_begun = True
+
+
 def residue_of(parameter: Tensor) -> Tensor | None:
     """Whether a backward pass that is about to add to this parameter's gradient finds anything in it; None without one.
 

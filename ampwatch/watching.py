@@ -35,7 +35,7 @@ from .protocol import Call, CallFault, Protocol
 from .registry import Name, Sink, dtype_name, lrs_of, names_of, registry_of, step_of
 from .ring import Memory
 from .stats.choose import choose
-from .tripwires import Tripwires, residue_of
+from .tripwires import Residue, Tripwires
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
 
@@ -170,9 +170,8 @@ class Watch(Unwatched):
         )
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
-        """A backward pass is about to add to the gradient of this parameter: the first of a window finds it cleared."""
-        if optimizer not in self._residues:
-            self._residues[optimizer] = residue_of(parameter)
+        """A backward pass is about to add to the gradient of this parameter."""
+        self._residues.setdefault(optimizer, Residue()).begin(parameter)
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
@@ -199,7 +198,7 @@ class Watch(Unwatched):
         self._loss_has_graph: bool | None = None
         self._gradients: dict[int, _Gradients] = {}
         self._accumulations: dict[int, int] = {}
-        self._residues: dict[int, Tensor | None] = {}  # None where the gradient was None
+        self._residues: dict[int, Residue] = {}
         self._lrs: dict[int, list[float | None]] = {}  # of each optimizer that was stepped
         self._counts: dict[int, Tensor] = {}  # and the step it stands at
 
@@ -350,12 +349,12 @@ class Watch(Unwatched):
         loss = self._losses.mean()
         loss = before if loss is None else loss  # in its place, and not read
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
-        left = [flag for i in self._left_in(noted.found_inf) if (flag := self._residues[i]) is not None]
+        left = [flag for i in noted.found_inf if (flag := self._left_in(i)) is not None]
         return [before, after, tracker, loss, *noted.found_inf.values(), *left, *self._counts.values()]
 
-    def _left_in(self, unscaled: Iterable[int]) -> list[int]:
-        """Optimizers whose first parameter had a gradient before the window's first backward pass."""
-        return [i for i in unscaled if self._residues.get(i) is not None]
+    def _left_in(self, optimizer: int) -> Tensor | None:
+        """Whether anything was left in an optimizer's gradients when the window began; None where they were cleared."""
+        return self._residues[optimizer].found if optimizer in self._residues else None
 
     def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
         number = self.recorder.next_attempt()
@@ -376,7 +375,7 @@ class Watch(Unwatched):
             found=found,
             unscaled=[gradients.unscaled for gradients in self._gradients.values()],
             manual=noted.manual,
-            residues=self._left_in(found),
+            residues=[i for i in found if self._left_in(i) is not None],
             micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
             counted=list(self._counts),
             lr=next((lrs[0] for lrs in self._lrs.values() if lrs), None),

@@ -83,6 +83,19 @@ def lost_share(hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> Estimate:
     return Estimate(*(cast("Reals", part.reshape(zeros.shape)) for part in parts))  # type: ignore[arg-type]
 
 
+def vanished(attempt: npt.ArrayLike, hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Rows of tensors that are all zero at an attempt at which another is not: of float16-born ones all is lost.
+
+    Arguments:
+        attempt, n_zero: (n,) of every tensor of each attempt.
+        hist: (n, 64) counts.
+    """
+    seen = np.asarray(hist).sum(axis=1) > 0
+    attempts = np.asarray(attempt)
+    found: npt.NDArray[np.bool_] = ~seen & (np.asarray(n_zero) > 0) & np.isin(attempts, attempts[seen])
+    return found
+
+
 def lost_share_at(hist: npt.ArrayLike, shift_log2: float) -> Reals:
     """The share of the elements seen now that a scale 2^shift_log2 times smaller would lose; exact up to one bin.
 

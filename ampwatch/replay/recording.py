@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ampwatch.diagnosis.described import Described
+from ampwatch.errors import RunNotFound
 from ampwatch.records import Batch, Table
 
 from .recorded import Attempts, attempts_of
@@ -62,6 +63,8 @@ def recording_of(batches: Iterable[Batch], *, rank: int | None = None, scaler: i
     Arguments:
         rank: whose attempts; None for the lowest rank that recorded.
         scaler: its index, where a run has several.
+
+    RunNotFound for a rank or a scaler that the run does not have.
     """
     processes: dict[str, _Process] = {}
     for batch in batches:
@@ -69,6 +72,8 @@ def recording_of(batches: Iterable[Batch], *, rank: int | None = None, scaler: i
     ranks = {process.rank for process in processes.values() if process.attempts}
     wanted = min(ranks, default=0) if rank is None else rank
     its = sorted((p for p in processes.values() if p.rank == wanted), key=lambda p: p.started)
+    if rank is not None and not its:
+        raise RunNotFound(f"the run has no rank {rank}; those it has: {', '.join(map(str, sorted(ranks)))}")
     return joined([part_of(p.described, p.attempts, p.tensors, p.world_size, scaler) for p in its])
 
 
@@ -85,6 +90,9 @@ def part_of(
         described: what its events say.
         attempts, tensors: its tables; of each other scaler's streams nothing is taken.
     """
+    if scaler and described.scalers and scaler not in described.scalers:
+        known = ", ".join(map(str, sorted(described.scalers)))
+        raise RunNotFound(f"the run has no scaler {scaler}; those it has: {known}")
     streams = {index for index in described.streams if described.streams[index].get("scaler", 0) == scaler}
     mine = [_of_streams(table, streams) for table in attempts]
     samples = [_of_streams(table, streams) for table in tensors]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.diagnosis.underflow import lost_share, lost_share_at, share_at
+from ampwatch.diagnosis.underflow import lost_share, lost_share_at, share_at, vanished
 
 from .ceiling import nearest
 from .recorded import Reals
@@ -76,17 +76,18 @@ def spread(attempts: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
 def _usable(table: Mapping[str, npt.NDArray[Any]], born: Iterable[int]) -> dict[str, npt.NDArray[Any]]:
     bad = np.asarray(table.get("n_inf", 0)) + np.asarray(table.get("n_nan", 0))
     good = np.isin(table["tensor"], list(born)) & (bad == 0) & (table["scale"] > 0)
-    return {name: table[name][good] for name in ("attempt", "scale", "n_zero", "hist")}
+    gone = vanished(table["attempt"], table["hist"], table["n_zero"])
+    kept = {name: table[name] for name in ("attempt", "scale", "n_zero", "hist")} | {"vanished": gone}
+    return {name: column[good] for name, column in kept.items()}
 
 
 def _losses(rows: Mapping[str, npt.NDArray[Any]]) -> Losses:
     attempt, first, row = np.unique(rows["attempt"], return_index=True, return_inverse=True)
     seen = rows["hist"].sum(axis=1).astype(np.float64)
     estimate = lost_share(rows["hist"], rows["n_zero"])
-    total = seen + estimate.lost
-    lost = np.stack(
-        [_lost(rows, seen, total, estimate.lost, estimate.shape, int(k)) for k in _SHIFTS], axis=1
-    )
+    gone = np.where(rows["vanished"], rows["n_zero"], estimate.lost)
+    total = seen + gone
+    lost = np.stack([_lost(rows, seen, total, gone, estimate.shape, int(k)) for k in _SHIFTS], axis=1)
     sums = np.zeros((len(attempt), len(_SHIFTS)))
     np.add.at(sums, row, lost)
     of = np.bincount(row, total, len(attempt))[:, None]

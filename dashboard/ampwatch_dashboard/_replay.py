@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout
 
 Json = Mapping[str, Any]
 
+_FLAT: Final = 5  # binades
 _NAMES: Final = {"worst": "at worst", "best": "at best", "likely": "this setting, likely"}
 
 
@@ -28,7 +29,8 @@ def replay(replayed: Json, theme: Theme) -> Figure:
         _line(_NAMES["best"], cases["best"]["path"], palette.marks["growth"], width=1, dash="dot"),
         _line(_NAMES["likely"], cases["likely"]["path"], palette.streams[0], width=2, dash="solid"),
     ]
-    return {"data": traces, "layout": _layout(palette)}
+    heights = [y for trace in traces for y in trace["y"] if y is not None]
+    return {"data": traces, "layout": _layout(palette, heights)}
 
 
 def _line(name: str, path: Json, colour: str, *, width: float, dash: str) -> dict[str, Any]:
@@ -55,11 +57,17 @@ def _height(scale: Any) -> float | None:
     return math.log2(scale) if isinstance(scale, (int, float)) and 0 < scale < math.inf else None
 
 
-def _layout(palette: Palette) -> dict[str, Any]:
+def _ticks(heights: Sequence[float]) -> dict[str, Any]:
+    """Whole binades, also where the scale hardly moves."""
+    low, high = min(heights, default=0.0), max(heights, default=0.0)
+    return {"range": [low - 1, high + 1], "dtick": 1} if high - low < _FLAT else {}
+
+
+def _layout(palette: Palette, heights: Sequence[float]) -> dict[str, Any]:
     return base_layout(palette) | {
         "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
         "hovermode": "x unified",
         "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
         "xaxis": axis(palette, "attempt", rangemode="nonnegative"),
-        "yaxis": axis(palette, "log2 of the loss scale", tickformat="d"),
+        "yaxis": axis(palette, "log2 of the loss scale", tickformat="d", **_ticks(heights)),
     }

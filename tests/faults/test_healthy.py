@@ -27,6 +27,23 @@ def test_two_networks_that_fight(tmp_path):
     assert above_info(tmp_path) == []
 
 
+def test_two_networks_with_a_scaler_each(tmp_path):
+    """The generator's loss adds to the critic's gradients, which are cleared only before its own next one."""
+    generator, critic = mlp(out=8), mlp()
+    with recorded(tmp_path) as make:
+        scalers = [make(model=net) for net in (critic, generator)]
+        optimizers = [torch.optim.Adam(net.parameters(), 1e-3) for net in (critic, generator)]
+        for step in range(20):
+            for scaler, optimizer, sign in zip(scalers, optimizers, (1.0, -1.0), strict=True):
+                optimizer.zero_grad()
+                with half():
+                    loss = sign * critic(generator(features(step))).float().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    assert above_info(tmp_path) == []
+
+
 def test_accumulation(tmp_path):
     model = Transformer()
     with recorded(tmp_path) as make:

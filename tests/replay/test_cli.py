@@ -53,3 +53,14 @@ def test_its_data_is_the_rest_api_s(trace):
 )  # fmt: skip
 def test_what_cannot_be_set_is_named(trace, given, told):
     assert run(trace, "--set", given) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--rank", 7), "the run has no rank 7; those it has: 0"),
+        (("--scaler", 9), "the run has no scaler 9; those it has: 0"),
+    ],
+)
+def test_a_rank_or_scaler_that_there_is_not(trace, given, told):
+    assert run(trace, *given) == told

@@ -57,6 +57,16 @@ def test_samples_are_spread_over_the_run_however_close_its_start_was_recorded():
     assert np.histogram(at, bins=3, range=(0, 999))[0].tolist() == [8, 8, 8]
 
 
+def test_a_gradient_that_vanished_is_lost_and_comes_back_at_a_larger_scale():
+    """One of two tensors is all zero at the recorded scale."""
+    hist = np.zeros((2, 64), dtype=np.int64)
+    hist[0, 40] = 100
+    table = {"attempt": np.zeros(2, np.int64), "tensor": np.arange(2), "scale": np.full(2, 4.0)}
+    losses = losses_of([table | {"n_zero": np.array([0, 300]), "hist": hist}], [0, 1])
+    assert losses.at(np.array([4.0])).tolist() == [0.75]
+    assert losses.at(np.array([8.0])).tolist() == [0.0]
+
+
 def test_a_scaler_that_raises_says_where():
     recording = recorded(Torch(), np.zeros(60), loss=np.nan)
     effect = what_if(recording, "deepspeed").effects["likely"]
