@@ -38,6 +38,9 @@ class Follower:
     def __init__(self, directory: Path, inbox: Inbox, database: Database) -> None:
         self._directory, self._inbox, self._database = directory, inbox, database
         self._tail = Tail(directory)
+        self._deleted: dict[str, float] | None = (
+            None  # Unix time by run; what is deleted later has been read by then
+        )
         self._under_way: deque[tuple[Batch, Future[Stored]]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-follower", daemon=True)
@@ -66,6 +69,8 @@ class Follower:
             self._stop.wait(POLL_S)
 
     def _read(self) -> None:
+        if self._deleted is None:
+            self._deleted = self._deletions()
         for batch in self._tail.read():
             if self._stop.is_set():
                 return
@@ -79,7 +84,7 @@ class Follower:
         """Hand a batch over. What goes wrong is in the future."""
         known: Future[Stored] = Future()
         try:
-            if not self._has(batch):
+            if not (self._has(batch) or self._is_deleted(batch)):
                 return self._inbox.append(batch, check(batch), time=self._moment(batch))
             known.set_result(Stored(new=False))
         except AmpwatchError as error:
@@ -108,6 +113,18 @@ class Follower:
         mine = query.where(t.producers.c.producer == batch.producer, t.receipts.c.seq == batch.seq)
         with self._database.read() as connection:
             return connection.execute(mine).scalar() == bytes.fromhex(batch.digest)
+
+    def _deletions(self) -> dict[str, float]:
+        last = sa.select(t.audit.c.subject, sa.func.max(t.audit.c.time).label("time"))
+        deleted = last.where(t.audit.c.action == "delete").group_by(t.audit.c.subject)
+        with self._database.read() as connection:
+            return {row.subject: row.time for row in connection.execute(deleted)}
+
+    def _is_deleted(self, batch: Batch) -> bool:
+        """Whether its run was deleted after its producer last wrote: the next start shall not bring it back."""
+        deleted = (self._deleted or {}).get(batch.run)
+        written = self._written(batch) if deleted is not None else None
+        return deleted is not None and written is not None and written <= deleted
 
     def _moment(self, batch: Batch) -> float | None:
         """When a batch was made, as far as that is known: processes of a folder that was copied keep their order."""

@@ -47,7 +47,7 @@ def test_another_frameworks_scaler(page: Page, server: Running) -> None:
     expect(page.locator("#effects")).to_contain_text(
         "DeepSpeed raises: the loss scale is at its minimum already"
     )
-    page.get_by_role("button", name="As recorded").click()
+    page.get_by_role("button", name="Reset to the recorded setting").click()
     expect(page.locator("#code")).to_contain_text("torch.amp.GradScaler()")
 
 

@@ -64,6 +64,22 @@ def test_a_directory_is_followed_and_never_changed(tmp_path: Path, connect) -> N
     assert {path: state for path, state in files(directory).items() if f"{os.sep}r{os.sep}" in path} == before
 
 
+def test_a_run_that_was_deleted_stays_so_after_a_restart(tmp_path: Path, connect) -> None:
+    directory, database = tmp_path / "runs", str(tmp_path / "a.db")
+    written(directory)
+    for path in directory.rglob("*.awb"):
+        os.utime(path, (1e9, 1e9))
+    with running(database=database, directory=directory) as server, connect(server) as client:
+        sent.until(lambda: client.get("/v1/runs/r").status_code == 200)
+        assert client.delete("/v1/runs/r").status_code == 204
+    more = SpoolWriter(directory, "s", sent.Q, max_bytes=1 << 20)
+    more.write([sent.attempts(0, 5, 0, run="s", producer=sent.Q)])
+    more.close()
+    with running(database=database, directory=directory) as server, connect(server) as client:
+        sent.until(lambda: client.get("/v1/runs/s").status_code == 200)
+        assert [run["run"] for run in client.get("/v1/runs").json()["items"]] == ["s"]
+
+
 def test_old_records_do_not_look_alive(tmp_path: Path, connect) -> None:
     directory = tmp_path / "runs"
     written(directory)
