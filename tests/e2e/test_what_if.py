@@ -51,6 +51,14 @@ def test_another_frameworks_scaler(page: Page, server: Running) -> None:
     expect(page.locator("#code")).to_contain_text("torch.amp.GradScaler()")
 
 
+def test_the_links_of_a_narrow_page_stay_on_one_line(page: Page, server: Running) -> None:
+    page.set_viewport_size({"width": 360, "height": 700})
+    open_what_if(page, server, "failing")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    lines = page.locator(".bar nav a").evaluate_all("all => all.map(a => a.getClientRects().length)")
+    assert lines == [1, 1, 1, 1]
+
+
 def test_an_unknown_scaler_in_the_address_is_torchs(page: Page, server: Running) -> None:
     page.goto(f"{server.url}/what-if/healthy?policy=nonsense")
     expect(page.get_by_label("Scaler")).to_have_value("torch")
