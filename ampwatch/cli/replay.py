@@ -11,7 +11,7 @@ from ampwatch import spool
 from ampwatch.errors import InvalidPolicy, RunNotFound
 
 from ._json import as_json
-from ._places import RECORDED
+from ._places import RECORDED, tell_damaged
 
 if TYPE_CHECKING:
     from ampwatch.replay import Recommendation, Recording, WhatIf
@@ -59,6 +59,7 @@ def _recording(path: Path, rank: int | None, scaler: int) -> Recording:
         raise RunNotFound(
             f"{path} holds {len(runs)} runs; name the folder of one: {', '.join(list(runs)[:3])}, …"
         )
+    tell_damaged(path)
     return recording_of(spool.read(path), rank=rank, scaler=scaler)
 
 

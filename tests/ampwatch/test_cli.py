@@ -172,7 +172,7 @@ def test_a_usage_error_is_plain_lines():
     assert error.startswith("Error: Invalid value for '--format': ")
 
 
-@pytest.mark.parametrize("command", ["diagnose", "runs", "export"])
+@pytest.mark.parametrize("command", ["diagnose", "runs", "replay", "export"])
 def test_a_file_that_is_damaged_is_named_and_the_rest_judged(command, tmp_path):
     record(tmp_path, "r")
     (segment,) = tmp_path.glob("r/*/attempts-*.awb")
