@@ -22,9 +22,9 @@ def healthy(run: str = "healthy", producer: str = "a" * 32, name: str = "Calm ru
     return _batches(run, producer, _described(name), rows)
 
 
-def failing(run: str = "failing", producer: str = "b" * 32) -> list[Batch]:
+def failing(run: str = "failing", producer: str = "b" * 32, name: str = "Broken run") -> list[Batch]:
     """40 clean attempts, then 20 skipped ones with a loss of NaN, the scale halved each time."""
-    events, rows, scale = _described("Broken run"), [], 65536.0
+    events, rows, scale = _described(name), [], 65536.0
     for i in range(ATTEMPTS):
         broken = i >= BREAKS_AT
         rows.append(_row(i, scale=scale, loss=math.nan if broken else 4.0 - i / 20, broken=broken))

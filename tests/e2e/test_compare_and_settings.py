@@ -100,7 +100,7 @@ def lines(page: Page) -> int:
 
 
 def ranked(producer: str, rank: int) -> list[Batch]:
-    return [msgspec.structs.replace(batch, rank=rank) for batch in failing("ranks", producer=producer)]
+    return [msgspec.structs.replace(batch, rank=rank) for batch in failing("ranks", producer, "Two ranks")]
 
 
 def test_the_report_opens_without_a_server(browser: Browser, page: Page, server: Running, tmp_path) -> None:
