@@ -46,7 +46,7 @@ def test_a_comparison_of_nothing_says_where_to_begin(page: Page, server: Running
 
 
 def test_a_finding_is_acknowledged_by_keyboard_and_reopened(page: Page, server: Running) -> None:
-    post(server, failing("marked", producer="9" * 32))
+    post(server, failing("marked", "9" * 32, "Marked run"))
     page.goto(f"{server.url}/run/marked")
     page.locator(".finding").first.get_by_role("button", name="Acknowledge").focus()
     page.keyboard.press("Enter")

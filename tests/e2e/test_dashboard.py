@@ -54,7 +54,7 @@ def test_the_verdict_is_said_once(page: Page, server: Running) -> None:
 
 def test_a_resumed_job_is_one_timeline(page: Page, server: Running) -> None:
     post(server, healthy("resumed", producer="e" * 32, name="Long run"))
-    post(server, failing("resumed", producer="f" * 32))
+    post(server, failing("resumed", "f" * 32, "Long run"))
     open_run(page, server, "resumed")
     page.wait_for_function(
         "() => document.getElementById('timeline-plot').layout.shapes.some((shape) => shape.x0 === 59.5)"

@@ -27,7 +27,7 @@ def test_a_new_run_appears_by_itself(page: Page, server: Running) -> None:
 
 
 def test_an_open_page_follows_its_run_into_failure(page: Page, server: Running) -> None:
-    described, attempts, tensors = failing("followed", producer="d" * 32)
+    described, attempts, tensors = failing("followed", "d" * 32, "Followed run")
     post(server, [described])
     page.goto(f"{server.url}/run/followed")
     expect(page.locator("#verdict")).to_contain_text("No data")
