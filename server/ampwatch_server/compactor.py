@@ -124,7 +124,8 @@ class Compactor:
         producers = self._unfinished(run, lowest, silent_only=idle and not lowest)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
         if ends or lowest:
-            diagnosis.counts.write(self._database, self._tails, lease, producers)
+            counted = producers if diagnosis.counts.has_begun else self._everyone(run)
+            diagnosis.counts.write(self._database, self._tails, lease, counted)
             self._summarise(lease, ends)
             self._changed(run)
 
@@ -249,6 +250,13 @@ class Compactor:
         with self._database.read() as connection:
             found = connection.execute(query).all()
         return [p for p in found if p.whole or p.rolled < p.end_attempt or p.id in new]
+
+    def _everyone(self, run: str) -> list[Row[Any]]:
+        """All producers: whoever had the run before may have been cut off between folding and counting."""
+        columns: tuple[sa.ColumnElement[Any], ...] = (t.producers.c.id, t.producers.c.attempts)
+        query = sa.select(*columns).where(t.producers.c.run == run)
+        with self._database.read() as connection:
+            return list(connection.execute(query).all())
 
     def _fold_producers(
         self, lease: Lease, diagnosis: RunDiagnosis, producers: Iterable[Row[Any]], lowest: Mapping[int, int]

@@ -35,19 +35,28 @@ class Stretch(NamedTuple):
     skipped: int
 
 
+class _Counted(NamedTuple):
+    """Where the attempts of a producer end that are counted, and the count that was written."""
+
+    end: int
+    attempts: int
+
+
+_NOTHING: Final = _Counted(0, 0)
 _BROKEN: Final = Stretch(-1, -1, 0)  # goes on from no attempt
 
 
 class Counts:
     """Up to which attempt the producers of one run are counted, and what came since.
 
-    What another server, or one that was cut off, may have left is counted anew, at the first `write`.
+    What another server, or one that was cut off, has left is counted anew: at the first `write`, and wherever a row
+    does not hold the count that was written last.
     """
 
     def __init__(self) -> None:
-        self._upto: dict[int, int] = {}
+        self._upto: dict[int, _Counted] = {}
         self._new: dict[int, list[Stretch]] = {}
-        self._begun = False
+        self.has_begun = False  # until then every producer of the run is to be counted
 
     def note(self, producer_id: int, batch: Batch) -> None:
         """A batch that waits to be counted."""
@@ -60,7 +69,7 @@ class Counts:
         """Count what is new of these rows of `producers`. LeaseLost."""
         added = {row.id: joined for row in producers if (joined := self._going_on(row))}
         anew = [
-            row.id for row in producers if row.id not in added and (row.id in self._new or not self._begun)
+            row.id for row in producers if row.id not in added and (row.id in self._new or not self.has_begun)
         ]
         counted = {key: _count_anew(database, tails, key) for key in anew}
 
@@ -72,13 +81,18 @@ class Counts:
                 connection.execute(_ADD, [_addition(key, stretch) for key, stretch in added.items()])
 
         database.write(job)
-        self._upto |= {key: stretch.end for key, stretch in added.items()}
-        self._upto |= {key: end for key, (end, _) in counted.items()}
-        self._new, self._begun = {}, True
+        stood = {row.id: row.attempts for row in producers}
+        self._upto |= {
+            key: _Counted(stretch.end, stood[key] + stretch.end - stretch.first)
+            for key, stretch in added.items()
+        }
+        self._upto |= {key: _Counted(end, values["attempts"]) for key, (end, values) in counted.items()}
+        self._new, self.has_begun = {}, True
 
     def _going_on(self, row: Row[Any]) -> Stretch | None:
         """What came of a producer, where it goes on without a gap from what is counted of it; else None."""
-        begin = self._upto.get(row.id, 0 if row.attempts == 0 else None)
+        known = self._upto.get(row.id, _NOTHING)
+        begin = known.end if known.attempts == row.attempts else None  # else another server has counted since
         end, new = begin, sorted(self._new.get(row.id, ()))
         for stretch in new:
             if stretch.first != end:

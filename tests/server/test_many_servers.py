@@ -149,12 +149,14 @@ def test_a_server_that_is_killed_takes_nothing_with_it(database: str, tmp_path: 
         recorder = Recorder(
             Settings(server=url, token=secret, dir=tmp_path / "spool", run="job", flush_s=0.05, quiet=True)
         )
-        recorder.attach(Rows(BATCHES))
+        source = Rows(BATCHES)
+        recorder.attach(source)
         recorder.event("loss_dtype", attempt=0, dtype="float32")
         [sender.start() for sender in senders]
         sent.until(lambda: len(acknowledged) > BATCHES, 60)
         servers[1][0].kill()
         [sender.join() for sender in senders]
+        sent.until(lambda: not source.left, 60)  # a harvest at a time
         recorder.finish()
         spooled = {(b.producer, b.seq) for b in spool.read(tmp_path / "spool")}
         send_all(url, secret, list(spool.read(tmp_path / "spool")), acknowledged)  # as `ampwatch sync` does
