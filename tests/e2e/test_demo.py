@@ -75,6 +75,9 @@ def test_the_step_is_the_loops_own_also_after_skips(tmp_path):
     plan = Plan("x", 60, SEED, overflow_at=40, init_scale=2.0**24)
     train(plan, settings=Settings.load(run="x", dir=tmp_path, quiet=True))
     ampwatch.finish()
-    first, *_, last = ampwatch.diagnose(tmp_path)
-    assert (first.kind, first.first_step, first.first_attempt) == ("forward_overflow", 40, 40)
-    assert (last.kind, last.first_step) == ("calibration", 0)
+    found = ampwatch.diagnose(tmp_path)
+    assert [(one.kind, one.first_step, one.first_attempt) for one in found] == [("forward_overflow", 40, 40)]
+    assert [(link.kind, link.step) for link in found[0].chain] == [
+        ("calibration", 0),
+        ("forward_overflow", 40),
+    ]
