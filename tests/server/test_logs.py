@@ -7,6 +7,7 @@ import logging
 
 import httpx
 import pytest
+import sent
 
 from ampwatch_server.auth import COOKIE
 from ampwatch_server.logs import REQUEST_ID, JsonLines, redacted
@@ -29,7 +30,9 @@ def test_every_request_is_a_line_without_its_query(
     caplog.set_level(logging.INFO, "ampwatch_server")
     client.get("/v1/runs?q=secret", headers={"X-Request-ID": "me"})
     client.get(server.link, follow_redirects=False)
-    told = [json.loads(JsonLines().format(r)) for r in caplog.records if r.name == "ampwatch_server.logs"]
+    lines = lambda: [r for r in caplog.records if r.name == "ampwatch_server.logs"]  # noqa: E731
+    sent.until(lambda: len(lines()) == 2)  # a line is written once its answer is on the way
+    told = [json.loads(JsonLines().format(line)) for line in lines()]
     assert {n: told[0][n] for n in ("level", "method", "path", "status")} == {
         "level": "info",
         "method": "GET",
