@@ -19,6 +19,22 @@ from ampwatch.diagnosis.findings import SEVERITIES, Severity
 from ampwatch.errors import AmpwatchError, SettingsError
 
 TIMEOUT_S: Final = 10.0
+
+# addresses that stand for the IPv4 address in them: bits from the right end at which it begins (RFC 6052, 3056, 4291, 2765)
+_EMBEDDING: Final = tuple(
+    (ipaddress.IPv6Network(network), shift)
+    for network, shift in (
+        ("64:ff9b::/96", 0),
+        ("2002::/16", 80),
+        ("::/96", 0),
+        ("::ffff:0:0/96", 0),
+        ("::ffff:0:0:0/96", 0),
+    )
+)
+_LOCAL_NAT64: Final = ipaddress.IPv6Network(
+    "64:ff9b:1::/48"
+)  # RFC 8215: what is behind is the network's own affair
+
 Resolve = Callable[[str, int], list[str]]
 
 
@@ -110,7 +126,7 @@ def _address(destination: Destination, url: httpx.URL, resolve: Resolve) -> str:
         found = resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
     except (OSError, UnicodeError) as error:
         raise NotSent("its name cannot be resolved") from error
-    if not destination.allow_private and not all(map(_is_public, found)):
+    if not destination.allow_private and not all(map(is_public, found)):
         raise NotSent("its address is loopback or private, which the server's alert settings do not allow")
     return found[0]
 
@@ -119,11 +135,20 @@ def _resolve(host: str, port: int) -> list[str]:
     return [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def _is_public(address: str) -> bool:
+def is_public(address: str) -> bool:
+    """Whether a message to this address leaves for the internet, also through a translator of addresses."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip in _LOCAL_NAT64:
+            return False
+        ip = _embedded(ip) or ip
     return ip.is_global and not ip.is_multicast
+
+
+def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that a translator or tunnel would send it to."""
+    shift = next((shift for network, shift in _EMBEDDING if ip in network), None)
+    return None if shift is None else ipaddress.IPv4Address(int(ip) >> shift & 0xFFFF_FFFF)
 
 
 def _is_web(url: str) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from . import tables as t
+from .db import used_bytes
 from .settings import Settings
 from .store.runs import status_now
 
@@ -32,7 +33,7 @@ _HELP = {
     "ampwatch_writes_waiting": ("gauge", "Transactions that wait for the writing thread."),
     "ampwatch_watchers": ("gauge", "Event streams that are open on this server."),
     "ampwatch_alerts_waiting": ("gauge", "Alerts in the outbox that are not sent yet."),
-    "ampwatch_database_bytes": ("gauge", "Size of the database."),
+    "ampwatch_database_bytes": ("gauge", "Size of the database, as retention measures it."),
     "ampwatch_runs": ("gauge", "Runs by status."),
 }
 NAMES = tuple(_HELP)
@@ -77,19 +78,9 @@ def gauges(connection: Connection, settings: Settings) -> dict[tuple[str, Labels
     found: dict[tuple[str, Labels], float] = {
         ("ampwatch_inbox_batches", None): waiting,
         ("ampwatch_alerts_waiting", None): alerts,
-        ("ampwatch_database_bytes", None): database_bytes(connection),
+        ("ampwatch_database_bytes", None): used_bytes(connection),
     }
     return found | {("ampwatch_runs", ("status", name)): count for name, count in by_status}
-
-
-def database_bytes(connection: Connection) -> int:
-    """Size of the database, as it says itself."""
-    if connection.dialect.name == "sqlite":
-        pages, page = (
-            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
-        )
-        return int(pages * page)
-    return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
 
 
 def _braces(label: Labels) -> str:

@@ -17,7 +17,7 @@ from test_diagnoser import found, overflowing
 from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import SettingsError
 from ampwatch_server.alerts import GIVE_UP_S, Alerts
-from ampwatch_server.destinations import AlertSettings, Destination, NotSent, read_alerts, send
+from ampwatch_server.destinations import AlertSettings, Destination, NotSent, is_public, read_alerts, send
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
@@ -200,11 +200,23 @@ def test_no_redirect_is_followed_and_no_body_shown(status: int) -> None:
         "::ffff:127.0.0.1",
         "0.0.0.0",
         "224.0.0.1",
+        "64:ff9b::7f00:1",  # NAT64 of 127.0.0.1
+        "64:ff9b:1::5db8:d822",  # NAT64 of a network's own
+        "2002:a9fe:a9fe::1",  # 6to4 of 169.254.169.254
+        "::a00:1",  # IPv4-compatible 10.0.0.1
+        "::ffff:0:a00:1",  # IPv4-translated 10.0.0.1
     ],
 )
 def test_no_message_goes_to_a_private_address(address: str) -> None:
     with pytest.raises(NotSent, match="loopback or private"):
         send(Destination("a", "https://a.example"), {}, lambda _host, _port: ["93.184.216.34", address])
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822", "2002:5db8:d822::1"]
+)
+def test_an_address_that_stands_for_a_public_one_is_public(address: str) -> None:
+    assert is_public(address)
 
 
 @pytest.mark.parametrize(

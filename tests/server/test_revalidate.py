@@ -6,7 +6,16 @@ import sent
 
 from ampwatch.records import Event
 
-PATHS = ("", "/series?names=loss", "/events", "/findings", "/tensors", "/heatmap", "/figures/timeline")
+PATHS = (
+    "",
+    "/series?names=loss",
+    "/events",
+    "/findings",
+    "/tensors",
+    "/heatmap",
+    "/figures/timeline",
+    "/recommendations",
+)
 
 
 @pytest.fixture

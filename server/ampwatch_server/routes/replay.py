@@ -17,8 +17,9 @@ from ampwatch_server.store.blob import jsonable
 from ampwatch_server.store.processes import Source
 
 from .common import RunId, ServiceOf, SourceAsked, answer, problems, require
+from .revalidate import Tagged, TaggedRoute
 
-router = APIRouter(tags=["replay"], dependencies=[Depends(require("read"))])
+router = APIRouter(tags=["replay"], dependencies=[Depends(require("read"))], route_class=TaggedRoute)
 
 Scaler = Annotated[int, Query(ge=0, lt=2**31, description="index of the scaler, where a run has several")]
 Points = Annotated[int, Query(ge=1, le=20_000, description="points wanted of each path")]
@@ -55,7 +56,12 @@ def replay_figure(
     return answer(figures.replay(jsonable(replayed.as_dict(_POINTS)), theme))
 
 
-@router.get("/runs/{run}/recommendations", response_model=schemas.Recommendations, responses=problems(404))
+@router.get(
+    "/runs/{run}/recommendations",
+    response_model=schemas.Recommendations,
+    dependencies=[Tagged],
+    responses=problems(404),
+)
 def get_recommendations(run: RunId, service: ServiceOf, source: SourceAsked, scaler: Scaler = 0) -> Response:
     """Settings that would have served the run better, each with what it would have done; the most useful first."""
     recording = service.recordings.read(run, source, scaler).recording
