@@ -5,6 +5,9 @@ around a skip, a loss that is not finite, a spike                   all tensors 
   (the first 8 of a run, then one in 500 attempts)                    recorder still has, and of the next few
 around any other                                                    where it began, and the 16 worst, in the
                                                                       attempts next to it
+
+Tensors whose gradients another rank has too (DDP) are that rank's to send. Here they are only sent around a loss of
+this rank's own that is not finite, as above, and around any other trouble where it began and the 16 worst.
 """
 
 from __future__ import annotations
@@ -89,6 +92,7 @@ class Autopsies:
         self._last = -AUTOPSY_EVERY
         self._full_until = self._part_until = -1
         self._part: Ids = np.empty(0, np.int64)
+        self._copies: Ids = np.empty(0, np.int64)
 
     def knows(self, stream: int) -> bool:
         """Whether the stream has had an attempt."""
@@ -98,6 +102,10 @@ class Autopsies:
         """The order in which gradients are accumulated, those next to the loss first."""
         self._places = {tensor: place for place, tensor in enumerate(tensors)}
 
+    def leave_to_the_first_rank(self, tensors: Iterable[int]) -> None:
+        """The gradients of these tensors are the same on another rank, which sends them."""
+        self._copies = np.array(list(tensors), np.int64)
+
     def in_backward_order(self, tensors: Iterable[int]) -> list[int]:
         """These tensors, those whose gradients come first ahead; those of which that is not known last."""
         return sorted(tensors, key=lambda tensor: self._places.get(tensor, len(self._places)))
@@ -106,28 +114,37 @@ class Autopsies:
         """The next attempt, with its row; answers what is wanted of it and of those before, oldest first."""
         count = self._attempts_of.get(attempt.stream, 0)
         self._attempts_of[attempt.stream] = count + 1
-        is_trouble = self._is_trouble(attempt, outcome, row)  # asked of each: it remembers levels
+        loss_breaks = attempt.has_loss and not math.isfinite(outcome.loss)
+        is_trouble = self._has_spike(attempt, row) or loss_breaks or bool(outcome.n_nonfinite.any())
         if not len(outcome.ids):
             return []
         now = _Recent(attempt, outcome.scale, outcome.ids)
         self._recent.append(now)
-        if count < DENSE or count % self._tensor_every == 0 or attempt.attempt <= self._full_until:
+        own = np.setdiff1d(outcome.ids, self._copies) if len(self._copies) else outcome.ids
+        has_copies = len(own) < len(outcome.ids)
+        is_due = count < DENSE or count % self._tensor_every == 0
+        if attempt.attempt <= self._full_until or (is_due and not has_copies):
             return _all_of([now])
+        due = _some_of([now], own) if is_due else []
         if not is_trouble:
-            return _some_of([now], self._part) if attempt.attempt <= self._part_until else []
-        if self._count < AUTOPSIES or attempt.attempt - self._last >= AUTOPSY_EVERY:
-            self._count += 1
-            self._last, self._full_until = attempt.attempt, attempt.attempt + AFTER
-            return _all_of(self._recent)
+            return due + (_some_of([now], self._part) if attempt.attempt <= self._part_until else [])
+        if (loss_breaks or not has_copies) and self._may_be_full(attempt.attempt):
+            return due + _all_of(self._recent)
         self._part, self._part_until = self._chosen(outcome), attempt.attempt + AFTER_IN_PART
-        return _some_of(list(self._recent)[-1 - BEFORE_IN_PART :], self._part)
+        return due + _some_of(list(self._recent)[-1 - BEFORE_IN_PART :], self._part)
 
-    def _is_trouble(self, attempt: Attempt, outcome: Outcome, row: dict[str, Any]) -> bool:
-        is_nonfinite = bool(outcome.n_nonfinite.any()) or (
-            attempt.has_loss and not math.isfinite(outcome.loss)
-        )
+    def _may_be_full(self, attempt: int) -> bool:
+        """Whether another autopsy in full is due; it is one of them from now on."""
+        if self._count >= AUTOPSIES and attempt - self._last < AUTOPSY_EVERY:
+            return False
+        self._count += 1
+        self._last, self._full_until = attempt, attempt + AFTER
+        return True
+
+    def _has_spike(self, attempt: Attempt, row: dict[str, Any]) -> bool:
+        """To be asked of each attempt: it remembers the levels of both."""
         spikes = [self._level(attempt.stream, name).is_spike(row[name]) for name in ("loss", "norm")]
-        return is_nonfinite or any(spikes)
+        return any(spikes)
 
     def _level(self, stream: int, name: str) -> _Levels:
         return self._levels.setdefault((stream, name), _Levels())

@@ -208,6 +208,8 @@ class Harvester:
             self.escalation.searched(seen.stream, data)
         elif seen.type == "backward_order":
             self._autopsies.order(data["tensors"])
+        elif seen.type == "replicas":
+            self._autopsies.leave_to_the_first_rank(data.get("tensors", ()))
         if not data:  # it was looked for, and is not there
             return
         self._put(seen.type, seen.time, seen.attempt, seen.stream, data)

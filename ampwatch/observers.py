@@ -12,13 +12,14 @@ No hook synchronises, holds a lock or raises; a model with hooks on can be copie
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from .finite_check import FiniteCheck
@@ -35,6 +36,7 @@ __all__ = [
     "LocalGradients",
     "Observation",
     "OriginProbe",
+    "ReplicaProbe",
 ]
 
 ENOUGH_FOR_FLOAT16: Final = 64  # non-zero finite elements
@@ -201,11 +203,10 @@ class AutocastProbe(Observer):
         self._seen, self._settled, self._to_see = None, False, {}
 
     def _attach(self) -> Iterator[RemovableHandle]:
-        for module in self._model.modules():
-            if next(module.children(), None) is None:
-                handle = module.register_forward_pre_hook(Hook("observers.AutocastProbe", self._see))
-                self._to_see[module] = handle
-                yield handle
+        for module in _leaves(self._model):
+            handle = module.register_forward_pre_hook(Hook("observers.AutocastProbe", self._see))
+            self._to_see[module] = handle
+            yield handle
 
     def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if module not in self._to_see or self._settled:  # DataParallel calls copies of the modules
@@ -215,3 +216,56 @@ class AutocastProbe(Observer):
         self._settled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if self._settled else torch.float32
         self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device}
+
+
+class ReplicaProbe(Observer):
+    """Of which parameters this rank has the gradients that another has too, by DistributedDataParallel; event `replicas`.
+
+    It averages them over its process group, of which the first rank's are then as good as any. A wrapper of the model,
+    which is none of its modules, is seen while it calls them.
+
+    Arguments:
+        model: whose first forward pass tells.
+        index: the index of a parameter in the records.
+    """
+
+    def __init__(self, model: nn.Module, index: Callable[[Tensor], int]) -> None:
+        super().__init__()
+        self._model, self._index = model, index
+        self._called = False
+        self._wrappers: set[DistributedDataParallel] = set()
+
+    def collect(self) -> Observation | None:
+        """The parameters, without data where there are none; None if no leaf module was called."""
+        if not self._called:
+            return None
+        self._wrappers.update(m for m in self._model.modules() if isinstance(m, DistributedDataParallel))
+        copies = [
+            p for wrapper in self._wrappers if wrapper.process_group.rank() > 0 for p in _averaged(wrapper)
+        ]
+        data = {"tensors": sorted(set(map(self._index, copies)))} if copies else {}
+        return Observation("replicas", gathered([]), lambda _: data)
+
+    def _forget(self) -> None:
+        self._called, self._wrappers = False, set()
+
+    def _attach(self) -> Iterator[RemovableHandle]:
+        for module in _leaves(self._model):
+            yield module.register_forward_pre_hook(Hook("observers.ReplicaProbe", self._see))
+
+    def _see(self, *_: object) -> None:
+        self._called = True
+        wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        if wrapper is not None:
+            self._wrappers.add(wrapper)
+
+
+def _averaged(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
+    """The parameters whose gradients it averages."""
+    for name, parameter in wrapper.module.named_parameters():
+        if parameter.requires_grad and name not in wrapper.parameters_to_ignore:
+            yield parameter
+
+
+def _leaves(model: nn.Module) -> Iterator[nn.Module]:
+    return (module for module in model.modules() if next(module.children(), None) is None)

@@ -11,7 +11,7 @@ from . import identity
 from .escalation import Escalation
 from .float32_check import Float32Check
 from .hooks import Observation, Observer
-from .observers import AutocastProbe, BackwardOrder, FiniteCheck, LocalGradients, OriginProbe
+from .observers import AutocastProbe, BackwardOrder, FiniteCheck, LocalGradients, OriginProbe, ReplicaProbe
 from .origins import Origins, Schedule
 from .search import Search
 
@@ -25,7 +25,7 @@ SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be sear
 class Probes:
     """Arms and disarms observers as the attempts go by. Training thread only; nothing here synchronises.
 
-    With a model, autocast dtype, backward order and origin are looked at in the first pass. Without one, order and
+    With a model, autocast dtype, backward order, origin and replicas are looked at in the first pass. Without one, order and
     origin are looked at one attempt after an optimizer was first seen. Later looks at the origin follow a `Schedule`.
 
     Arguments:
@@ -54,6 +54,7 @@ class Probes:
         if model is not None:
             parameters = self._numbered(model.parameters())
             self._arm(AutocastProbe(model), BackwardOrder(parameters), OriginProbe(parameters))
+            self._arm(ReplicaProbe(model, index))
         if self._finite is not None:
             self._finite.arm()  # now, as what is not finite before any training is no fault
 

@@ -119,6 +119,7 @@ EVENT_TYPES: Final = frozenset(
         "operations",
         "float32_check",
         "local_gradients",
+        "replicas",
         "fused_step",
         "sparse_overflow",
         "captured",

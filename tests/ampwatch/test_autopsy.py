@@ -111,6 +111,42 @@ def test_500_attempts_later_one_is_in_full_again():
     assert run.attempt(n_nan={0: 1})[run.number] is not None
 
 
+class Copy(Run):
+    """A rank other than the first, of whose tensors the first 38 are averaged by DDP."""
+
+    def __init__(self):
+        super().__init__()
+        self.autopsies.leave_to_the_first_rank(range(38))
+
+
+def test_what_the_first_rank_sends_is_left_to_it():
+    run = Copy()
+    assert [run.attempt() for _ in range(76)][62:] == [
+        {62: [38, 39]},
+        {63: [38, 39]},
+        *[{}] * 11,
+        {75: [38, 39]},
+    ]
+
+
+def test_a_loss_of_its_own_that_breaks_brings_all_that_is_left():
+    run = Copy()
+    run.healthy(70)
+    wanted = run.attempt(loss=math.nan)
+    assert wanted == {70: None} | {n: list(range(38)) for n in range(7, 64)} | dict.fromkeys(range(64, 70))
+    assert run.attempt() == {71: None}
+
+
+@pytest.mark.parametrize("trouble", [{"n_inf": {3: 1}}, {"norm": 5.0}])
+def test_other_trouble_brings_the_worst_next_to_it(trouble):
+    run = Copy()
+    run.healthy(70)
+    wanted = run.attempt(**trouble)
+    assert (list(wanted), {len(only) for only in wanted.values()}) == ([66, 67, 68, 69, 70], {16})
+    assert 3 in wanted[70]
+    assert [list(run.attempt()) for _ in range(2)] == [[71], []]
+
+
 def test_no_tensor_of_an_attempt_is_recorded_twice():
     run = exhausted()
     told = {}

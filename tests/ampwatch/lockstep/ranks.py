@@ -62,6 +62,12 @@ def ddp(make):
     yield from train(make(model, growth_interval=2), model, DistributedDataParallel(model), in_input)
 
 
+def ddp_healthy(make):
+    """The scaler is given the wrapper, not the model in it."""
+    parallel = DistributedDataParallel(small_model())
+    yield from train(make(parallel), parallel.module, parallel, lambda step, batch: None)
+
+
 def empty(step, batch):
     """Of this rank's batch nothing is left."""
     if RANK and step >= 2 and batch is not None:
@@ -174,6 +180,7 @@ def asynchronous(make):
 
 LOOPS = {
     "ddp": ddp,
+    "ddp healthy": ddp_healthy,
     "ddp local": ddp_local,
     "ddp apart": ddp_apart,
     "fsdp1": fsdp1,
@@ -195,6 +202,8 @@ def seen_of(loop):
     seen = {kind: outcome(loop, kind) for kind in ("torch", *OURS)}
     recorder = twin.recorders[-1]
     seen["columns"] = {name: recorder.column(name) for name in ("found_inf", "numel", "n_inf", "n_nan")}
+    seen["rows"] = set(zip(recorder.tensors("attempt"), recorder.tensors("tensor"), strict=True))
+    seen["replicas"] = recorder.data("replicas")
     seen["placements"] = [t["placements"] for e in recorder.data("tensors") for t in e["tensors"]]
     seen["checked"] = [e["parameters"]["checked"] for e in recorder.data("finite_check")[:1]]
     seen["local"] = [(e["tensors"], e["nonfinite"]) for e in recorder.data("local_gradients")]

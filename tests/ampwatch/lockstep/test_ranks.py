@@ -55,6 +55,7 @@ def column(ranks, loop, name):
 
 SKIPS = {
     "ddp": [[0, 0, 1, 0, 0]] * 2,
+    "ddp healthy": [[0] * 5] * 2,
     "ddp local": [[0, 0, 1, 1, 1]] * 2,
     "fsdp1": [[0, 0, 1, 0, 0]] * 2,
     "fsdp1 flat": [[0, 0, 1, 0, 0]] * 2,
@@ -87,6 +88,28 @@ def test_statistics_are_of_what_torch_checks(ranks):
     assert column(ranks, "sharded, sparse float16", "n_inf") == [[0] * 4, [0, 1, 0, 0]]
     assert column(ranks, "asynchronous", "n_inf") == [[0, 1, 0]] * 2
     assert column(ranks, "sharded, one rank without", "numel") == [[3] * 4, [0] * 4]
+
+
+def every_row_of(*attempts):
+    """Of the small model's six tensors."""
+    return {(attempt, tensor) for attempt in attempts for tensor in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "attempts"),
+    [
+        ("ddp healthy", []),
+        ("ddp", [0, 1, 2, 3, 4]),  # its own loss is not finite at 2: an autopsy in full
+        ("ddp apart", [0, 1, 2, 3]),  # its own gradients at 2: where it began and the worst, next to it
+        ("fsdp1", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_of_gradients_that_both_ranks_have_the_second_sends_what_trouble_calls_for(loop, attempts, ranks):
+    first, second = (seen[loop]["rows"] for seen in ranks)
+    assert {attempt for attempt, _ in second} == set(attempts)
+    if loop.startswith("ddp"):
+        assert (first, second) == (every_row_of(0, 1, 2, 3, 4), every_row_of(*attempts))
+    assert [seen["ddp"]["replicas"] for seen in ranks] == [[], [{"tensors": [0, 1, 2, 3, 4, 5]}]]
 
 
 def test_the_record_of_a_tensor_says_how_it_lies(ranks):
