@@ -7,10 +7,12 @@ ampwatch: evidence, and code to paste: ampwatch diagnose ampwatch_runs/01M8M6E7S
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from .diagnosis.findings import Finding, Verdict
 
 PREFIX: Final = "ampwatch: "
+SHARE: Final = 0.001  # of one core, for judging while nothing is skipped
+SHARE_SKIPPING: Final = 0.025  # and while steps are
 _NO_BREAK: Final = "\u00a0"  # a space inside a command, which is copied whole
 _COLOURS: Final = {"healthy": 32, "warning": 33, "failing": 31, "fatal": 31}  # green, yellow, red
 
@@ -62,7 +66,9 @@ class Place(NamedTuple):
 class JobLog:
     """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
 
-    A diagnosis that fails is given up, and recording goes on.
+    Judging costs CPU time that training may want, and that grows with the model: it waits until what it took last
+    time is `SHARE` of the time since, or `SHARE_SKIPPING` where steps are skipped. Without anybody to tell, nothing
+    is diagnosed. A diagnosis that fails is given up, and recording goes on.
 
     Arguments:
         speaks: whether anything is said; of several ranks one is enough.
@@ -76,6 +82,8 @@ class JobLog:
         self._speaks, self._listeners = speaks, listeners
         self._diagnosis = Diagnosis()
         self._failed = False
+        self._is_skipping = False  # since it was last judged
+        self._judged, self._took = -math.inf, 0.0  # when, on the monotonic clock, and the CPU seconds of it
         self._told: set[str] = set()
         self._losses = _Ends()
         self._times = _Ends()
@@ -91,17 +99,24 @@ class JobLog:
         self.counts["attempts"] += rows
         self.counts["taken"] += int(taken.sum())
         self.counts["skipped"] += int(skipped.sum())
+        self._is_skipping |= bool(skipped.any())
         self._losses.add(table.get("loss"))
         self._times.add(table.get("time"))
 
-    def add(self, batches: Sequence[Batch], report: Report, *, say: bool) -> None:
-        """Diagnose the batches too; tell of fatal findings that are new, in the log only if `say`."""
-        if self._failed:
+    def add(self, batches: Sequence[Batch], report: Report, *, final: bool) -> None:
+        """Take the batches in and, where it is time, tell of fatal findings that are new.
+
+        Arguments:
+            batches: what was recorded since.
+            report: told where something of this fails.
+            final: nothing follows, so it is time; the log hears of it by `say_verdict`.
+        """
+        if self._failed or not (self._speaks or self._listeners):
             return
         self._failed = True  # until it is known that it went well
         with guard("recorder.diagnosis", report):
-            for finding in self._fatal(batches):
-                if say and self._speaks:
+            for finding in self._fatal(batches, final):
+                if self._speaks and not final:
                     _say("fatal", finding.headline)
                 for listener in self._listeners:
                     with guard("recorder.on_finding", report):
@@ -121,12 +136,25 @@ class JobLog:
     def _is_wrong(self) -> bool:
         return not self._failed and self._diagnosis.verdict().kind is not None
 
-    def _fatal(self, batches: Sequence[Batch]) -> list[Finding]:
+    def _fatal(self, batches: Sequence[Batch], final: bool) -> list[Finding]:
         for batch in batches:
             self._diagnosis.add(batch)
-        new = [f for f in self._diagnosis.findings() if f.severity == "fatal" and f.key not in self._told]
+        if not (final or self._is_time()):
+            return []
+        new = [f for f in self._findings() if f.severity == "fatal" and f.key not in self._told]
         self._told |= {finding.key for finding in new}
         return new
+
+    def _is_time(self) -> bool:
+        share = SHARE_SKIPPING if self._is_skipping else SHARE
+        return time.monotonic() - self._judged >= self._took / share
+
+    def _findings(self) -> list[Finding]:
+        began, is_first = time.thread_time(), self._judged == -math.inf
+        found = self._diagnosis.findings()
+        self._took = 0.0 if is_first else time.thread_time() - began  # the first imports, and makes tables
+        self._judged, self._is_skipping = time.monotonic(), False
+        return found
 
     def _lines(self, place: Place) -> tuple[str, str, str, str]:
         """The word of the verdict, and the three lines."""

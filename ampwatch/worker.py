@@ -167,7 +167,7 @@ class Worker:
                 if not events:
                     return
             batches = self._send_off(events, harvests)
-            self._joblog.add(batches, self._fault, say=not final)
+            self._joblog.add(batches, self._fault, final=final)
 
     def _send_off(self, events: list[Event], harvests: Sequence[Harvest] = ()) -> list[Batch]:
         """Pack and deliver these, and what there is to tell of losses, which is told again until it is kept."""

@@ -66,7 +66,7 @@ class Ours(Monitor):
         import ampwatch
 
         super().__init__(model, optimizer, folder)
-        settings = ampwatch.Settings.load(dir=folder, quiet=True)
+        settings = ampwatch.Settings.load(dir=folder)
         self.plain = self.scaler
         self.watched = ampwatch.GradScaler("cpu", init_scale=1024.0, model=model, settings=settings)
 

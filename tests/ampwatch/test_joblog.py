@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampwatch import records
+from ampwatch import joblog, records
 from ampwatch.joblog import JobLog, Place, _duration
 from ampwatch.records import Event
 
@@ -39,7 +39,7 @@ def log_of(rows, *events, speaks=True):
     log.count(rows)
     key = {"producer": PRODUCER, "run": RUN, "rank": 0}
     batches = [records.pack_events(events, seq=0, **key), records.pack_table("attempts", rows, seq=1, **key)]
-    log.add(batches, lambda *_: None, say=False)
+    log.add(batches, lambda *_: None, final=True)
     return log
 
 
@@ -136,7 +136,7 @@ def test_what_ends_a_job_in_its_first_attempt_is_said(capsys):
     batch = records.pack_events(
         [Event("call_fault", 1e9, 0, data=refused)], seq=0, producer=PRODUCER, run=RUN, rank=0
     )
-    log.add([batch], lambda *_: None, say=False)
+    log.add([batch], lambda *_: None, final=True)
     first, second, third = said(log, OFFLINE, capsys)
     assert first.startswith("ampwatch: failing: ")
     assert second.startswith("ampwatch: to do: ")
@@ -156,3 +156,58 @@ def test_what_ends_a_job_in_its_first_attempt_is_said(capsys):
 )
 def test_durations(seconds, said):
     assert _duration(seconds) == said
+
+
+class Clock:
+    """Time that passes when a test says so; of CPU time each judging takes 10 ms."""
+
+    def __init__(self):
+        self.now, self.cpu = 100.0, 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def thread_time(self):
+        self.cpu += 0.01
+        return self.cpu
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """A log whose judgings are counted, on a clock of the test's."""
+    clock, counted = Clock(), []
+    monkeypatch.setattr(joblog, "time", clock)
+    log = JobLog(True)
+    findings = log._diagnosis.findings
+    monkeypatch.setattr(log._diagnosis, "findings", lambda: [counted.append(clock.now), *findings()][1:])
+
+    def at(seconds, skipped=0, final=False):
+        clock.now += seconds
+        log.count(table(10, broken=skipped))
+        log.add([], lambda *_: None, final=final)
+        return len(counted)
+
+    return at
+
+
+def test_judging_waits_until_it_is_a_small_share_of_the_time(judged):
+    assert [judged(0), judged(0)] == [1, 2]  # the first, which imports, is not counted
+    assert [judged(0.01 / joblog.SHARE - 1), judged(1.1)] == [2, 3]
+
+
+def test_judging_is_more_frequent_while_steps_are_skipped_and_never_left_out_at_the_end(judged):
+    assert [judged(0), judged(0)] == [1, 2]
+    assert [
+        judged(0.5 * 0.01 / joblog.SHARE_SKIPPING, skipped=2),
+        judged(0.6 * 0.01 / joblog.SHARE_SKIPPING),
+    ] == [2, 3]
+    assert [judged(0), judged(0, final=True)] == [3, 4]
+
+
+def test_nothing_is_diagnosed_where_there_is_nobody_to_tell(monkeypatch):
+    from ampwatch.diagnosis.engine import Diagnosis
+
+    monkeypatch.setattr(Diagnosis, "add", lambda *_: pytest.fail("diagnosed"))
+    log = log_of(table(9), speaks=False)
+    assert log.counts["attempts"] == 9
+    assert not log._failed
