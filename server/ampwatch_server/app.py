@@ -53,6 +53,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
     )
     app.state.service = service
     problems.install(app)
+    app.add_middleware(batches.Shortcut, path=f"{settings.root_path}{PREFIX}{batches.PATH}")
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(RequestLog)
     for module in (runs, batches, series, figures, compare, exports, replay, live, admin):

@@ -51,6 +51,7 @@ class _Producer(NamedTuple):
     id: int
     run: str
     rank: int
+    last_seq: int  # the highest that is stored
 
 
 class Inbox:
@@ -132,7 +133,7 @@ def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
 
 def _store(connection: Connection, group: list[_Waiting]) -> list[Stored | Conflict]:
     producers = _register(connection, group)
-    digests = _digests(connection, {(producers[w.batch.producer].id, w.batch.seq) for w in group})
+    digests = _digests(connection, group, producers)
     outcomes: list[Stored | Conflict] = []
     new: list[tuple[_Producer, _Waiting]] = []
     for waiting in group:
@@ -180,9 +181,8 @@ def _register(connection: Connection, group: list[_Waiting]) -> dict[str, _Produ
 def _producers(connection: Connection, group: list[_Waiting]) -> dict[str, _Producer]:
     found: dict[str, _Producer] = {}
     for names in _slices(sorted({w.batch.producer for w in group})):
-        query = sa.select(t.producers).where(t.producers.c.producer.in_(names))
-        for row in connection.execute(query.order_by(t.producers.c.id).with_for_update()):
-            found[row.producer] = _Producer(row.id, row.run, row.rank)
+        for name, *producer in connection.execute(_FIND, {"names": names}):
+            found[name] = _Producer(*producer)
     return found
 
 
@@ -223,8 +223,13 @@ def _new_run(run: str, time: float) -> dict[str, Any]:
     )
 
 
-def _digests(connection: Connection, keys: set[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+def _digests(
+    connection: Connection, group: list[_Waiting], producers: dict[str, _Producer]
+) -> dict[tuple[int, int], bytes]:
+    """Digests of what is stored of the group. What has a number beyond all that are stored need not be looked for."""
     found: dict[tuple[int, int], bytes] = {}
+    given = ((producers[w.batch.producer], w.batch.seq) for w in group)
+    keys = {(producer.id, seq) for producer, seq in given if seq <= producer.last_seq}
     for some in _slices(sorted(keys)):
         query = sa.select(t.receipts).where(sa.tuple_(t.receipts.c.producer, t.receipts.c.seq).in_(some))
         found |= {(row.producer, row.seq): row.digest for row in connection.execute(query)}
@@ -261,16 +266,15 @@ def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> N
         for producer_id, given in sorted(by_producer.items())
     ]
     connection.execute(_MOVE, moves)
-    for run, given in sorted(by_run.items()):
-        _advance_run(connection, run, given)
-
-
-def _advance_run(connection: Connection, run: str, given: list[_Waiting]) -> None:
-    seen = max(w.time for w in given)
-    values = {"last_seen": _greatest(t.runs.c.last_seen, seen)}
-    if any(w.batch.kind == "attempts" for w in given):
-        values["last_attempt"] = _greatest(t.runs.c.last_attempt, seen)
-    connection.execute(t.runs.update().where(t.runs.c.run == run).values(values))
+    runs = [
+        {
+            "moved": run,
+            "time": max(w.time for w in given),
+            "attempts": max((w.time for w in given if w.batch.kind == "attempts"), default=0.0),
+        }
+        for run, given in sorted(by_run.items())
+    ]
+    connection.execute(_MOVE_RUN, runs)
 
 
 def _greatest(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[Any]:
@@ -291,6 +295,20 @@ _MOVE: Final = (
         end_attempt=_at_least(t.producers.c.end_attempt, "end"),
         last_seen=_at_least(t.producers.c.last_seen, "time"),
     )
+)
+_MOVE_RUN: Final = (
+    t.runs.update()
+    .where(t.runs.c.run == sa.bindparam("moved"))
+    .values(
+        last_seen=_at_least(t.runs.c.last_seen, "time"),
+        last_attempt=_at_least(t.runs.c.last_attempt, "attempts"),
+    )
+)
+_FIND: Final = (
+    sa.select(*(t.producers.c[name] for name in ("producer", "id", "run", "rank", "last_seq")))
+    .where(t.producers.c.producer.in_(sa.bindparam("names", expanding=True)))
+    .order_by(t.producers.c.id)
+    .with_for_update()
 )
 
 

@@ -83,8 +83,8 @@ def _check_table(batch: Batch) -> Extent:
 
 
 def _check_range(column: records.Array, name: str, limit: int) -> None:
-    outside = column[(column < 0) | (column >= limit)]
-    if len(outside):
+    if column.min() < 0 or column.max() >= limit:
+        outside = column[(column < 0) | (column >= limit)]
         raise InvalidBatch(f"columns.{name}", f"got {outside[0]}, it must be in 0 … {limit - 1}")
 
 

@@ -6,6 +6,7 @@ line that is logged while the request is worked on.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -35,6 +36,8 @@ _SECRETS: Final = re.compile(
     r"|(?<![\w-])[\w-]{43}(?![\w-])|(?<=://)[^\s/@'\"]*:[^\s/@'\"]*(?=@)"
 )
 _HIDDEN: Final = "[redacted]"
+_PROCESS: Final = secrets.token_hex(5)  # randomness for each request would cost more than the request
+_COUNT: Final = itertools.count()
 
 
 def set_up(form: Form) -> None:
@@ -114,11 +117,13 @@ class RequestLog:
 
 def _id_of(scope: Scope) -> str:
     given = Headers(scope=scope).get("x-request-id", "")
-    return given if _GIVEN_ID.match(given) else secrets.token_hex(8)
+    return given if _GIVEN_ID.match(given) else f"{_PROCESS}{next(_COUNT):06x}"
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
     """The path without its query, in which nothing secret stands but the codes of links, which are hidden."""
+    if not log.isEnabledFor(logging.INFO):
+        return
     fields = {
         "method": scope["method"],
         "path": scope["path"],

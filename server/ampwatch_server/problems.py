@@ -82,32 +82,30 @@ class NotModified(AmpwatchError):
         self.headers = headers
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of an app a problem document; those that are bugs are left to `logs.RequestLog`."""
-    app.add_exception_handler(NotModified, _on_not_modified)
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(AmpwatchError, _on_own)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(RequestValidationError, _on_parameter)
-
-
-def _on_not_modified(_: Request, error: Exception) -> Response:
-    assert isinstance(error, NotModified)
-    return Response(status_code=304, headers=error.headers)
-
-
-def _on_problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return problem(error.status, error.detail, field=error.field, headers=error.headers)
-
-
-def _on_own(_: Request, error: Exception) -> Response:
+def answer_to(error: AmpwatchError) -> Response:
+    """What a client is told of an error of ours."""
+    if isinstance(error, NotModified):
+        return Response(status_code=304, headers=error.headers)
+    if isinstance(error, Problem):
+        return problem(error.status, error.detail, field=error.field, headers=error.headers)
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
     if isinstance(error, Unavailable):
         log.warning("%s", error)
     if isinstance(error, (InvalidBatch, InvalidPolicy)):
         return problem(status, error.reason, field=error.field)
     return problem(status, str(error), headers={"Retry-After": "1"} if status == 503 else None)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of an app a problem document; those that are bugs are left to `logs.RequestLog`."""
+    app.add_exception_handler(AmpwatchError, _on_own)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_parameter)
+
+
+def _on_own(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AmpwatchError)
+    return answer_to(error)
 
 
 def _on_http(_: Request, error: Exception) -> Response:

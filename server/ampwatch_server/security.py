@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .problems import problem
@@ -35,6 +35,8 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_RAW: Final = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_NAMES: Final = frozenset(name for name, _ in _RAW)
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -62,7 +64,8 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                given = (pair for pair in message.get("headers", ()) if pair[0].lower() not in _NAMES)
+                message["headers"] = [*given, *_RAW]
             await send(message)
 
         await handler(self._rooted(scope), receive, send_guarded)

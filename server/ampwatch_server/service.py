@@ -93,8 +93,11 @@ class Service:
 
     def known_wait_s(self, run: str) -> float | None:
         """When a client should send again, where the database need not be asked for it."""
-        known = self._moods.get(run)
-        if known is None or known.until < time.monotonic():
+        known, now = self._moods.get(run), time.monotonic()
+        if known is None:
+            return None
+        if known.until < now:  # one asks; whoever comes meanwhile is told what was known
+            self._moods[run] = known._replace(until=now + MOOD_S)
             return None
         return self._wait_s(run, known)
 

@@ -34,6 +34,11 @@ def test_a_batch_is_stored_once(service: Service) -> None:
         assert connection.execute(sa.select(sa.func.count()).select_from(t.receipts)).scalar() == 1
 
 
+def test_a_batch_that_was_overtaken_is_stored_once(service: Service) -> None:
+    late, ahead = sent.attempts(0, 5, seq=3), sent.attempts(5, 9, seq=5)
+    assert [append(service, batch).new for batch in (ahead, late, late, ahead)] == [True, True, False, False]
+
+
 def test_a_batch_sent_twice_in_one_commit_is_stored_once(service: Service) -> None:
     gate = threading.Event()
     service.database.submit(lambda _: gate.wait())

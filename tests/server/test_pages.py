@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import sent
 
 from ampwatch_server.serve import Running, running
 
@@ -54,3 +55,7 @@ def test_behind_a_path_prefix(tmp_path: Path, prefix: str) -> None:
         cookie = {"Cookie": answer.headers["set-cookie"].split(";")[0]}
         for path in ("/", "/v1/runs", "/static/base.css", "/assets/docs.js", "/openapi.json"):
             assert httpx.get(f"{base}{prefix}{path}", headers=cookie).status_code == 200, path
+        with httpx.Client(
+            base_url=base + prefix, headers={"Authorization": f"Bearer {server.token}"}
+        ) as sender:
+            assert sent.post(sender, sent.attempts(0, 5)).json()["stored"]

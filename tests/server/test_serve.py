@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,7 @@ from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.records import Event
 from ampwatch.spool_writer import SpoolWriter
 from ampwatch_server.serve import running, serve
-from ampwatch_server.service import Service
+from ampwatch_server.service import MOOD_S, Service
 from ampwatch_server.settings import Settings
 
 SCRIPT = """
@@ -175,3 +176,10 @@ def test_clients_come_soon_while_a_run_is_young_or_in_trouble(service: Service, 
     assert 10 <= service.known_wait_s("r") <= 20
     assert service.look_up_wait_s("bad") == 1.0
     assert service.known_wait_s("unknown") is None
+
+
+def test_one_of_many_senders_looks_up_when_to_come_again(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 3))
+    service.look_up_wait_s("r")
+    time.sleep(MOOD_S)
+    assert [service.known_wait_s("r") for _ in range(3)] == [None, 1.0, 1.0]

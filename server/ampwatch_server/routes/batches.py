@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Hashable
 from typing import Any, Final
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ampwatch.errors import AmpwatchError
 from ampwatch.records import Batch
 from ampwatch_server import schemas
 from ampwatch_server.auth import Grant
 from ampwatch_server.limits import ENCODINGS, Extent, TooLarge, decompress, read_batch
-from ampwatch_server.problems import Problem
+from ampwatch_server.problems import Problem, answer_to
 from ampwatch_server.rates import Rates
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
@@ -25,18 +26,35 @@ from ampwatch_server.settings import Settings
 from .common import answer, bearer, problems, require, service_of
 
 
-class _Direct(APIRoute):
-    """Its handler is given the request as it is: solving dependencies takes longer than storing a small batch."""
+class Shortcut:
+    """ASGI middleware, the innermost: gives batches to `post_batch` past the framework.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint."""
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return handler
+    Finding a route, and whatever else stands around a handler, takes longer than storing a small batch. In the
+    router the route stands for its documentation, and for other methods, which it refuses.
+
+    Arguments:
+        path: at which batches are posted, with the server's prefix.
+    """
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app, self._path = app, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a batch, or pass a request on."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != self._path:
+            await self._app(scope, receive, send)
+            return
+        try:
+            answered = await post_batch(Request(scope, receive))
+        except AmpwatchError as error:
+            answered = answer_to(error)
+        await answered(scope, receive, send)
 
 
-router = APIRouter(tags=["batches"], route_class=_Direct)
+router = APIRouter(tags=["batches"])
 _may_write = require("write")
 
+PATH: Final = "/batches"
 _SMALL: Final = 1 << 16  # bytes that are decoded faster than another thread is reached
 
 JSON: Final = "application/json"
@@ -63,7 +81,7 @@ _BODY: Final[dict[str, Any]] = {
 
 
 @router.post(
-    "/batches",
+    PATH,
     response_model=schemas.Receipt,
     openapi_extra=_BODY,
     responses=problems(409, 413, 415, 429),
