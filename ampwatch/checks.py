@@ -10,7 +10,8 @@ run is diagnosed alike. Nothing here synchronises with a device: only attributes
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 
 from . import internals
 from .hooks import Hook
-from .registry import Name, describe_optimizer, dtype_name, names_of
+from .registry import Name, describe_optimizer, dtype_name, names_of, real
 
 if TYPE_CHECKING:
     from .diagnosis.findings import Finding
@@ -70,7 +71,8 @@ def facts_of(
     name = _naming(optimizer, index, names)
     return {
         **describe_optimizer(optimizer, index),
-        "closure": _wants_closure(optimizer),
+        "eps": _eps(optimizer),
+        "closure": wants_closure(optimizer),
         "trainable": len(trainable),
         "frozen": len(parameters) - len(trainable),
         "foreign": sum(id(p) not in names for p in parameters) if names else None,
@@ -91,13 +93,24 @@ def _events(
     autocast_dtype: torch.dtype | None,
 ) -> Iterable[tuple[str, dict[str, Any]]]:
     names = names_of(model)
+    missed = _missed(model, optimizers)
     if scaler is not None:
         yield "scaler", {"scaler": 0, **internals.describe(scaler)}
     if autocast_dtype is not None:
         yield "autocast", {"dtype": dtype_name(autocast_dtype), "device": ""}
     for i, optimizer in enumerate(optimizers):
         facts = facts_of(optimizer, i, names=names, others=dict(enumerate(optimizers[:i])))
-        yield "check", {**facts, "with_grad": None, "static": True, "scaled": scaler is not None}
+        yield (
+            "check",
+            {**facts, "with_grad": None, "missed": missed, "static": True, "scaled": scaler is not None},
+        )
+
+
+def _missed(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """What the model trains and no optimizer holds."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    return {"count": len(names), "tensors": names[:MOST_NAMED]}
 
 
 def _naming(optimizer: Optimizer, index: int, names: Mapping[int, Name]) -> dict[int, str]:
@@ -108,9 +121,14 @@ def _naming(optimizer: Optimizer, index: int, names: Mapping[int, Name]) -> dict
     }
 
 
-def _wants_closure(optimizer: Optimizer) -> bool:
+def wants_closure(optimizer: Optimizer) -> bool:
     """Whether step() cannot be called without one, as that of LBFGS."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return _requires_closure(type(optimizer).step)
+
+
+@cache  # asked at each step
+def _requires_closure(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
@@ -128,6 +146,22 @@ def _has_hooks(parameter: Tensor) -> bool:
     names = ("_backward_hooks", "_post_accumulate_grad_hooks")
     hooks = (hook for name in names for hook in (getattr(parameter, name, None) or {}).values())
     return any(not isinstance(hook, Hook) for hook in hooks)
+
+
+def _eps(optimizer: Optimizer) -> float | None:
+    """The smallest eps of the groups that compute in float16, where there are such; else the first group's."""
+    groups = optimizer.param_groups
+    halves = [group for group in groups if any(_is_half(p, optimizer.state) for p in group["params"])]
+    found = [eps for group in halves or groups[:1] if (eps := real(group.get("eps"))) is not None]
+    return min(found, default=None)
+
+
+def _is_half(parameter: Tensor, states: Mapping[Tensor, Any]) -> bool:
+    """Whether a parameter, or anything that an optimizer keeps of it, is float16."""
+    state = states.get(parameter)
+    kept = state.values() if isinstance(state, dict) else ()
+    trained = parameter.requires_grad and parameter.dtype is torch.float16
+    return trained or any(isinstance(v, Tensor) and v.dtype is torch.float16 for v in kept)
 
 
 def _state_dtypes(optimizer: Optimizer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Observers: what hooks see of a training, each bounded in time and removable (docs/numerics.md, section 2).
+"""Observers: what hooks see of a training, each bounded in time and removable (docs/numerics.md, section 4).
 
     probe = OriginProbe([(0, weight), (1, bias)])
     probe.arm()
@@ -190,6 +190,7 @@ class AutocastProbe(Observer):
         self._model = model
         self._seen: dict[str, Any] | None = None
         self._settled = False
+        self._has_halves = False
         self._to_see: dict[nn.Module, RemovableHandle] = {}
 
     def collect(self) -> Observation | None:
@@ -200,7 +201,7 @@ class AutocastProbe(Observer):
         return Observation("autocast", gathered([]), lambda _: data)
 
     def _forget(self) -> None:
-        self._seen, self._settled, self._to_see = None, False, {}
+        self._seen, self._settled, self._has_halves, self._to_see = None, False, False, {}
 
     def _attach(self) -> Iterator[RemovableHandle]:
         for module in _leaves(self._model):
@@ -212,10 +213,13 @@ class AutocastProbe(Observer):
         if module not in self._to_see or self._settled:  # DataParallel calls copies of the modules
             return
         self._to_see.pop(module).remove()
-        device = next((t.device.type for t in (*tensors_in(args), *module.parameters())), "cpu")
+        tensors = (*tensors_in(args), *module.parameters())
+        device = next((t.device.type for t in tensors), "cpu")
+        self._has_halves = self._has_halves or any(t.dtype is torch.float16 for t in tensors)
         self._settled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if self._settled else torch.float32
-        self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device}
+        by_hand = self._has_halves and not self._settled
+        self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device, "by_hand": by_hand}
 
 
 class ReplicaProbe(Observer):

@@ -14,7 +14,7 @@ LOOK_EVERY: Final = 1000  # attempts of an optimizer from one look at its gradie
 
 
 class Origins:
-    """What looks at gradients have brought so far; a known origin is kept (docs/numerics.md, section 2).
+    """What looks at gradients have brought so far; a known origin is kept (docs/numerics.md, section 4).
 
     Written where numbers arrive, read by the training thread: the sets are replaced, never changed.
     """

@@ -22,6 +22,7 @@ Fault = Literal[
     "step_twice",
     "update_without_step",
     "step_without_scale",
+    "unscale_without_scale",
     "unscale_in_accumulation",
     "update_in_accumulation",
     "step_after_update",
@@ -30,6 +31,7 @@ Fault = Literal[
     "scale_without_step",
     "missing_update",
     "closure",
+    "closure_wanted",
 ]
 
 MOVED: Final = 5  # times that weights changed between two scale() calls, and the scaler has never stepped
@@ -139,10 +141,12 @@ class Protocol:
             fault = "unscale_in_accumulation" if state.accumulated else "unscale_twice"
         elif state.stage == "stepped":
             fault = self._step_again(state, "unscale_after_step")
+        elif not self._has_scaled:
+            fault = "unscale_without_scale"
         return Call("unscale_", optimizer, fault)
 
-    def step(self, optimizer: int, *, closure: bool) -> Call:
-        """Announce a step(); `closure`: the optimizer was handed one."""
+    def step(self, optimizer: int, *, closure: bool, wanted: bool = False) -> Call:
+        """Announce a step(); `closure`: the optimizer was handed one; `wanted`: it cannot be stepped without."""
         self._called(f"step:{optimizer}")
         state = self._optimizer(optimizer)
         fault: Fault | None = None
@@ -154,6 +158,8 @@ class Protocol:
             fault = "unscale_in_accumulation"
         elif self.window.losses == 0:
             fault = self._without_loss(optimizer, state)
+        elif wanted:
+            fault = "closure_wanted"
         return Call("step", optimizer, fault)
 
     def update(self, *, manual: bool) -> Call:
@@ -179,6 +185,8 @@ class Protocol:
         fault = call.fault
         if fault == "step_without_scale" and not (raised or self._has_scaled):
             fault = None  # every scale() is inside a compiled graph, where it is not seen
+        if fault in ("unscale_without_scale", "closure_wanted") and not raised:
+            fault = None  # a scale from elsewhere, of which step() tells; a step that was skipped
         order = self.window.order
         if not raised:
             self._advance(call)

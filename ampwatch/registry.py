@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .logbook import Logbook
@@ -178,12 +179,12 @@ def names_of(model: nn.Module | None) -> dict[int, Name]:
 
 def first_lr(optimizer: Optimizer) -> float | None:
     """Learning rate of the first group; None where it lies on a device, as reading it would wait for the device."""
-    return _real(optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+    return real(optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
 
 
 def lrs_of(optimizer: Optimizer) -> list[float | None]:
     """Learning rate of each group; None as for `first_lr`."""
-    return [_real(group.get("lr")) for group in optimizer.param_groups]
+    return [real(group.get("lr")) for group in optimizer.param_groups]
 
 
 def step_of(optimizer: Optimizer) -> Tensor | None:
@@ -203,8 +204,8 @@ def describe_optimizer(optimizer: Optimizer, index: int) -> dict[str, Any]:
         "class": type(optimizer).__name__,
         "fused": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
         "lr": lrs_of(optimizer),
-        "eps": _real(optimizer.param_groups[0].get("eps")) if optimizer.param_groups else None,
-        "numel": sum(p.numel() for p in parameters),
+        "eps": real(optimizer.param_groups[0].get("eps")) if optimizer.param_groups else None,
+        "numel": sum(p.numel() for p in parameters if not is_lazy(p)),
         "tensors": len(parameters),
     }
 
@@ -240,7 +241,8 @@ def _places(optimizer: Optimizer) -> dict[int, int]:
     return {id(parameter): place for place, parameter in enumerate(parameters)}
 
 
-def _real(value: Any) -> float | None:
+def real(value: Any) -> float | None:
+    """A number of a group; None where it is none, or lies on a device, as reading it would wait for the device."""
     if isinstance(value, Tensor):
         return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
     return float(value) if isinstance(value, Real) else None  # Adafactor has two eps

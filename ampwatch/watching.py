@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import coalescing, internals
+from .checks import wants_closure
 from .dispatch import Dispatch, close_with
 from .fused_step import STEPS, FusedStep
 from .gradients import GradientList, Gradients
@@ -247,7 +248,7 @@ class Watch(Unwatched):
             self._inspect_gradients(index, optimizer)
         self._look_at_step(scaler, index, optimizer)
         self._lrs[index] = lrs_of(optimizer)
-        return self._protocol.step(index, closure=closure)
+        return self._protocol.step(index, closure=closure, wanted=wants_closure(optimizer))
 
     def _close(self, call: Call | None, raised: bool) -> None:
         if call is not None:

@@ -74,8 +74,9 @@ def _finding(case: Case, kind: str, events: Sequence[Event]) -> Finding:
     what = _words(case, events[0])
     headline = texts.HEADLINES[kind].format(first=texts.at(first), fault=what, raised=texts.RAISED[raised])
     evidence = _evidence(case, events)
+    key = "call_order.closure" if events[0].data["fault"] in ("closure", "closure_wanted") else kind
     return case.finding(
-        kind, "error", headline, first=first, evidence=evidence, advice=texts.ADVICE[kind], confidence=1.0
+        kind, "error", headline, first=first, evidence=evidence, advice=texts.ADVICE[key], confidence=1.0
     )
 
 

@@ -135,6 +135,11 @@ class Described:
         first = min(self.autocasts.values(), key=lambda event: event.time, default=None)
         return first.data.get("dtype") if first else None
 
+    @property
+    def casts_by_hand(self) -> bool:
+        """Whether modules without autocast were seen to compute in float16."""
+        return any(event.data.get("by_hand") for event in self.autocasts.values())
+
     def interval(self, stream: int) -> int:
         """The growth interval of the scaler of a stream, in attempts."""
         return int(self.scaler_of(stream).get("growth_interval") or DEFAULT_INTERVAL)

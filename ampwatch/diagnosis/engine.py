@@ -51,6 +51,7 @@ from .static import (
     low_precision_params,
     missing_scaler,
     no_gradients,
+    replaced,
     shared_parameter,
 )
 from .trace import TRACE
@@ -89,6 +90,7 @@ PRODUCER_RULES: Final[tuple[Rule, ...]] = (  # asked once, about the first strea
     low_precision_params,
     shared_parameter,
     no_gradients,
+    replaced,
     missing_scaler,
     backend_limit,
     epsilon_underflow,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,6 +22,8 @@ def useless_scaler(case: Case) -> Iterator[Finding]:
     if not begun or described.born("float16") or is_off(case):
         return
     dtype = described.autocast
+    if dtype == "float32" and (described.casts_by_hand or math.isfinite(stream.overflow[1])):
+        return  # float16 is there all the same: the model casts by itself
     if dtype in ("bfloat16", "float32"):
         evidence = Evidence(text=f"Autocast ran with {dtype} in the first forward pass.", attempt=0)
         headline = texts.HEADLINES["useless_scaler"].format(dtype=dtype)

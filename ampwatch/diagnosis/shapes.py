@@ -66,6 +66,10 @@ class _Dtype(TypedDict, total=False):
     dtype: str
 
 
+class _Autocast(_Dtype, total=False):
+    by_hand: bool
+
+
 class _Change(TypedDict, total=False):
     scale: float
     scale_after: float
@@ -176,7 +180,13 @@ class _Shared(TypedDict, total=False):
     tensors: list[str]
 
 
+class _Missed(TypedDict):
+    count: int
+    tensors: list[str]
+
+
 class _Check(_Optimizer, total=False):
+    missed: _Missed
     low: dict[str, list[str]]
     state_dtypes: list[str]
     steps_before: int | None
@@ -189,7 +199,7 @@ SHAPES: Final[dict[str, Any]] = {
     "optimizers": _Optimizers,
     "tensors": _Tensors,
     "origin": _Origin,
-    "autocast": _Dtype,
+    "autocast": _Autocast,
     "loss_dtype": _Dtype,
     "growth": _Change,
     "backoff": _Change,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from ampwatch.records import Event
@@ -43,7 +44,7 @@ def low_precision_params(case: Case) -> Iterator[Finding]:
 
 def shared_parameter(case: Case) -> Iterator[Finding]:
     """Parameters that two optimizers of a scaler hold, and that are unscaled twice between two updates."""
-    for check in case.described.checks.events:
+    for check in filter(partial(_scaled, case), case.described.checks.events):
         for shared in check.data.get("shared") or []:
             first, count = _moment(case, check), shared["count"]
             other = case.described.optimizer_name(shared["optimizer"])
@@ -73,7 +74,7 @@ def no_gradients(case: Case) -> Iterator[Finding]:
         stepped = (
             data.get("stepped_empty") and case.described.scaler_class != "ShardedGradScaler"
         )  # an empty shard
-        if not stepped and not (data.get("static") and why != "unknown"):
+        if not stepped and not (data.get("static") and _never_has_one(data, why)):
             continue
         first = _moment(case, check)
         total = data["trainable"] + data["frozen"]
@@ -90,6 +91,32 @@ def no_gradients(case: Case) -> Iterator[Finding]:
             evidence=[Evidence(text=text, value=total, unit="parameters", attempt=check.attempt)],
             advice=texts.ADVICE[f"no_gradients.{why}"],
             confidence=0.7 if why == "unknown" else 1.0,
+        )
+
+
+def replaced(case: Case) -> Iterator[Finding]:
+    """An optimizer that holds some tensors of another model, while the model trains some that no optimizer holds."""
+    for check in case.described.checks.events:
+        data = check.data
+        missed, foreign = data.get("missed"), data.get("foreign")
+        if not missed or not missed["count"] or not foreign:
+            continue
+        total = data["trainable"] + data["frozen"]
+        if foreign == total:
+            continue
+        tensor = missed["tensors"][0]
+        text = f"The model trains {texts.times(missed['count'], 'parameter')} that no optimizer holds: {', '.join(missed['tensors'])}."
+        yield case.finding(
+            "no_gradients",
+            "warning",
+            texts.HEADLINES["no_gradients.replaced"].format(
+                optimizer=data["class"], foreign=foreign, total=total, tensor=tensor
+            ),
+            first=Moment(0, 0),
+            evidence=[Evidence(text=text, value=missed["count"], unit="parameters", tensor=tensor)],
+            advice=texts.ADVICE["no_gradients.foreign"],
+            confidence=0.8,
+            tensor=tensor,
         )
 
 
@@ -139,7 +166,7 @@ def closure(case: Case) -> Iterator[Finding]:
     """An optimizer whose step() wants a closure, which a scaler does not support; before any training only."""
     for check in case.described.checks.events:
         if check.data.get("static") and check.data.get("closure") and _scaled(case, check):
-            fault = texts.FAULTS["closure.wanted"].format(optimizer=check.data["class"])
+            fault = texts.FAULTS["closure_wanted"].format(optimizer=check.data["class"])
             yield case.finding(
                 "call_order",
                 "error",
@@ -212,6 +239,11 @@ def _why_none(data: dict[str, Any]) -> str:
     if data.get("foreign") == total:
         return "foreign"
     return "detached" if data.get("loss_has_graph") is False else "unknown"
+
+
+def _never_has_one(data: dict[str, Any], why: str) -> bool:
+    """Before any training: nothing to train, or tensors of another model while no optimizer holds this one's."""
+    return why == "frozen" or (why == "foreign" and bool((data.get("missed") or {}).get("count")))
 
 
 def _foreign(data: dict[str, Any]) -> str:

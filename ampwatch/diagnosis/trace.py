@@ -6,7 +6,7 @@
 
 Only `attempt` and `scale` are required. What else a trace may hold is in docs/cli.md; what it does not hold cannot be
 judged, and `Trace.not_judged` says so. The policy of the scaler tells what its scale means: with hysteresis a skip may
-leave it as it was, and at a floor every skip does (docs/numerics.md, section 4).
+leave it as it was, and at a floor every skip does (docs/replay.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from . import texts
 
 
 class Policy(NamedTuple):
-    """What of a scaler's policy the diagnosis needs; defaults of docs/numerics.md, section 4.
+    """What of a scaler's policy the diagnosis needs; defaults of docs/replay.md.
 
     Arguments:
         interval: clean attempts from one growth to the next.

@@ -1,4 +1,4 @@
-"""The ceiling of each attempt: the largest loss scale at which it would not have overflowed (docs/numerics.md, section 5).
+"""The ceiling of each attempt: the largest loss scale at which it would not have overflowed (docs/numerics.md, section 6).
 
 A clean attempt at scale S says that its ceiling is S or more, and, where its float16-born gradients bound it, at most
 S × 65504 / max_abs. An overflow at S says that it is below S; with a loss that is not finite no scale would have

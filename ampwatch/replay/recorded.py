@@ -23,7 +23,7 @@ class Attempts(NamedTuple):
         overflow: whether inf or NaN was met; bool.
         loss_finite: whether the loss was finite, or is not known; bool.
         headroom_log2: log2(65504 / largest float16-born |scaled gradient|), binades; NaN where it says nothing of the
-            scale: not known, overflow, accumulation or averaging over ranks (docs/numerics.md, section 2).
+            scale: not known, overflow, accumulation or averaging over ranks (docs/numerics.md, section 4).
     """
 
     attempt: npt.NDArray[np.int64]

@@ -29,6 +29,8 @@ def announce(protocol, name, index):
         return protocol.unscale(int(index))
     if name in ("step", "closure"):
         return protocol.step(int(index), closure=name == "closure")
+    if name == "lbfgs":
+        return protocol.step(int(index), closure=False, wanted=True)
     return protocol.update(manual=name == "set")
 
 
@@ -79,6 +81,8 @@ def test_healthy_orders_are_silent(calls):
         ((*PLAIN, "scale", "update!"), ("update_in_accumulation", None, True)),
         ((*PLAIN, "scale", "set"), ("update_in_accumulation", None, False)),
         (("step:0!",), ("step_without_scale", 0, True)),
+        (("unscale_:0!",), ("unscale_without_scale", 0, True)),
+        (("scale", "lbfgs:0!"), ("closure_wanted", 0, True)),
         ((*PLAIN, "step:0"), ("step_without_scale", 0, False)),
         (
             ("scale", "backward:0", "unscale_:0", "backward:0", "step:0"),

@@ -1,7 +1,7 @@
 """The catalogue of everything the diagnosis says: headlines, evidence, advice. Read by people at 3 a.m.
 
 Headlines are one sentence: what, since which step, whether it recovers by itself. Advice is in order of
-preference. Nothing here repeats the folk rules that docs/numerics.md, section 6, shows to be wrong.
+preference. Nothing here repeats the folk rules that docs/numerics.md, section 9, shows to be wrong.
 """
 
 from __future__ import annotations

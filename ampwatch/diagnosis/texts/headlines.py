@@ -75,6 +75,10 @@ HEADLINES: Final = {
     "no_gradients": (
         "No parameter of {optimizer} has a gradient at {first}: {why}. It does not recover by itself."
     ),
+    "no_gradients.replaced": (
+        "{foreign} of {total} parameters of {optimizer} are not the model's, and {tensor}, which the model trains, is in no "
+        "optimizer: it stays what it is from the first step until an optimizer holds it."
+    ),
     "missing_scaler": (
         "Autocast runs with float16 and no GradScaler is on: small gradients become zero unnoticed, from the first step "
         "until one is."
@@ -287,6 +291,7 @@ FAULTS: Final = {
     "unscale_after_step": "unscale_() was called for {optimizer} after its step()",
     "step_twice": "step() was called twice for {optimizer} before update()",
     "update_without_step": "update() was called although no optimizer was stepped or unscaled",
+    "unscale_without_scale": "unscale_() was called for {optimizer} although no loss went through scale()",
     "step_without_scale": "step() was called for {optimizer} although no loss went through scale()",
     "unscale_in_accumulation": "unscale_() is called inside an accumulation window, so that {optimizer} adds scaled gradients to unscaled ones",
     "update_in_accumulation": "update() is called inside an accumulation window, so that gradients of two scales may be added",
@@ -298,7 +303,7 @@ FAULTS: Final = {
     "scaled_by_hand.times": "the loss is multiplied by the loss scale before scale() does so, so that gradients are larger than the true ones by it",
     "scaled_by_hand.by": "gradients are divided by the loss scale once more than they were multiplied, so that they are smaller than the true ones by it",
     "missing_update": "update() is missing after step() of {optimizer}, so that the scale never adapts",
-    "closure.wanted": "step() of {optimizer} wants a closure, which GradScaler does not support",
+    "closure_wanted": "step() of {optimizer} wants a closure, which GradScaler does not support",
     "closure": "step() of {optimizer} was given a closure, which GradScaler does not support",
 }
 

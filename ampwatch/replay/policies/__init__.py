@@ -1,4 +1,4 @@
-"""The rules by which loss scalers move their scale, exactly: one class for each scaler (docs/numerics.md, section 4).
+"""The rules by which loss scalers move their scale, exactly: one class for each scaler (docs/replay.md).
 
 A policy is made with the arguments of the scaler it follows, under their names, and has that scaler's counters.
 
