@@ -27,13 +27,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @db_app.command()
-def upgrade(database: Database = None, directory: Directory = None) -> None:
-    """Bring the schema up to this version. A server does that itself where the database is below 1 GB."""
+def upgrade(
+    database: Database = None,
+    directory: Directory = None,
+    finish: Annotated[bool, typer.Option("--finish", help="No older server uses it any more.")] = False,
+) -> None:
+    """Bring the schema up to this version. A server does that itself where the database is below 1 GB.
+
+    Where servers of several versions share a database, it is written as the oldest can read it, until --finish.
+    """
     settings = _settings(database, directory)
     from ampwatch_server.maintenance import opened
 
     with opened(settings, migrate=False) as store:
         store.migrate(largest_bytes=None)
+        if finish:
+            store.finish_upgrade()
     typer.echo(f"ampwatch: {_shown(settings)} is up to date")
 
 

@@ -274,17 +274,20 @@ class Compactor:
 
     def _summarise(self, lease: Lease, ends: dict[int, int]) -> None:
         with self._database.read() as connection:
-            summary = pack(summarise(connection, self._tails, lease.run))
+            summary = summarise(connection, self._tails, lease.run)
         self._database.write(lambda connection: self._publish(connection, lease, summary, ends))
 
-    def _publish(self, connection: Connection, lease: Lease, summary: bytes, ends: dict[int, int]) -> None:
+    def _publish(
+        self, connection: Connection, lease: Lease, summary: dict[str, Any], ends: dict[int, int]
+    ) -> None:
         """Show the summary. Only now the producers count as rolled up: what was cut off before is found again."""
         lease.assert_held(connection)
         if ends:
             connection.execute(_ROLL, [{"rolled_up": key, "end": end} for key, end in ends.items()])
         latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar_one()
         values: dict[Any, Any] = {
-            "summary": summary,
+            "summary": pack(summary),
+            "attempt_s": summary.get("attempt_s", 0.0),
             "revision": t.run_state.c.revision + 1,
             "changed": max(latest, self._settings.clock()),  # a clock that was set back hides no news
         }

@@ -6,6 +6,7 @@ SQLite and PostgreSQL by the same code. What is committed is on the disk: `synch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,10 +25,12 @@ from sqlalchemy.engine import URL, Connection, Engine
 from ampwatch.errors import AmpwatchError, MissingExtra
 from ampwatch.filesystems import network_mount
 
+from .store.codec import CODEC
 from .tables import metadata
 from .writer import Writer, told_when_unavailable
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 AUTOMATIC_BYTES: Final = 1_000_000_000  # a larger database is upgraded by `ampwatch db upgrade` only
 
@@ -82,6 +85,9 @@ class Database:
     def migrate(self, *, largest_bytes: int | None = AUTOMATIC_BYTES) -> None:
         """Bring the schema up to this version of ampwatch. One at a time, also over several servers.
 
+        One that is ahead of this version is left as it is: steps only add, so that a server of the version before can
+        be started again while others are newer already.
+
         Arguments:
             largest_bytes: a database that is larger is not changed: that can take long, and belongs to a person.
         Errors: AmpwatchError where the database cannot be opened, is too large, or is not one of this version's.
@@ -91,6 +97,9 @@ class Database:
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         try:
             with self._writing.connect() as connection:
+                if _is_ahead(connection, config):
+                    log.warning("%s was upgraded by a newer ampwatch; this one goes on with it", shown)
+                    return
                 if largest_bytes is not None and _is_behind(connection, config):
                     _refuse_larger(connection, largest_bytes, shown)
                 connection.rollback()
@@ -99,9 +108,12 @@ class Database:
         except sa.exc.DatabaseError as error:
             raise AmpwatchError(f"database: cannot open {shown}: {error.orig}") from error
         except CommandError as error:
-            raise AmpwatchError(
-                f"database: {shown} was made by another version of ampwatch, perhaps a newer one: {error}"
-            ) from error
+            raise AmpwatchError(f"database: {shown} is none of ampwatch's: {error}") from error
+
+    def finish_upgrade(self) -> None:
+        """No older server uses this database any more: write what only those of this version read."""
+        newest = metadata.tables["formats"].update().values(version=CODEC)
+        self.write(lambda connection: connection.execute(newest))
 
     def close(self) -> None:
         """Finish the queued writes and close every connection."""
@@ -147,6 +159,13 @@ def text(value: object, limit: int = 1024) -> str:
     """A value as text that both databases store: no NUL (PostgreSQL), no lone surrogate, at most `limit` long."""
     plain = str(value).encode("utf-8", "replace").decode("utf-8")
     return plain.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
+
+
+def _is_ahead(connection: Connection, config: Config) -> bool:
+    """Whether a step was taken that this version does not know: they are numbered."""
+    heads = MigrationContext.configure(connection).get_current_heads()
+    known = ScriptDirectory.from_config(config).get_heads()
+    return any(head.isdecimal() and head > max(known) for head in heads)
 
 
 def _is_behind(connection: Connection, config: Config) -> bool:

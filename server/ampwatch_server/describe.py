@@ -36,6 +36,7 @@ def insert_events(connection: Connection, producer_id: int, batch: Batch, now: f
             "type": event.type,
             "time": event.time if math.isfinite(event.time) else now,
             "attempt": event.attempt,
+            "last": _last(event),
             "body": pack(event),
         }
         for place, event in enumerate(events)
@@ -71,6 +72,11 @@ def describe_run(connection: Connection, run: str, *, caught_up: bool) -> None:
         **_end(connection, run, caught_up=caught_up),
     }
     connection.execute(t.runs.update().where(t.runs.c.run == run).values(described))
+
+
+def _last(event: Event) -> int:
+    """The attempt of its last repetition, as far as databases can count."""
+    return min(event.attempt + max(1, event.repeat) - 1, 2**63 - 1) if event.attempt >= 0 else event.attempt
 
 
 def _apply(connection: Connection, producer_id: int, event: Event) -> None:

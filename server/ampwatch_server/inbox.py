@@ -44,6 +44,7 @@ class _Waiting(NamedTuple):
     batch: Batch
     extent: Extent
     time: float
+    received: float
     future: Future[Stored]
 
 
@@ -76,8 +77,8 @@ class Inbox:
             time: when it was produced, where that is known to be long ago; now if None.
         Errors: in the future, Conflict. Raised at once, Overloaded.
         """
-        moment = self._settings.clock() if time is None else time
-        waiting = _Waiting(batch, extent, moment, Future())
+        now = self._settings.clock()
+        waiting = _Waiting(batch, extent, now if time is None else time, now, Future())
         with self._lock:
             if self._waiting_bytes + len(batch.body) > self._settings.max_pending_bytes:
                 raise Overloaded("too many batches wait for the database; send this one again later")
@@ -270,6 +271,7 @@ def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> N
         {
             "moved": run,
             "time": max(w.time for w in given),
+            "came": max(w.received for w in given),
             "attempts": max((w.time for w in given if w.batch.kind == "attempts"), default=0.0),
         }
         for run, given in sorted(by_run.items())
@@ -302,6 +304,7 @@ _MOVE_RUN: Final = (
     .values(
         last_seen=_at_least(t.runs.c.last_seen, "time"),
         last_attempt=_at_least(t.runs.c.last_attempt, "attempts"),
+        received=sa.bindparam("came", type_=sa.Float),
     )
 )
 _FIND: Final = (

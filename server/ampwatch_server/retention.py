@@ -118,9 +118,16 @@ class Retention:
         return 0 if limit is None else used_bytes(connection, limit) - limit
 
     def _having(self, what: What, silent_s: float) -> list[str]:
-        """Runs that have been silent for so long and still have rows of a kind, the longest silent first."""
-        silent = t.runs.c.last_seen < self._settings.clock() - silent_s
-        query = sa.select(t.runs.c.run).where(silent).order_by(t.runs.c.last_seen, t.runs.c.run)
+        """Runs of which nothing was received for so long that still have rows of a kind, the longest silent first.
+
+        What was recorded long ago and comes today, from a folder or by `ampwatch sync`, is as old as its coming.
+        """
+        heard = sa.func.coalesce(t.runs.c.received, t.runs.c.last_seen)
+        query = (
+            sa.select(t.runs.c.run)
+            .where(heard < self._settings.clock() - silent_s)
+            .order_by(heard, t.runs.c.run)
+        )
         if what != "run":
             its = (t.producers.c.run == t.runs.c.run, t.chunks.c.producer == t.producers.c.id)
             query = query.where(sa.exists().where(*its, *_old_rows(what)))

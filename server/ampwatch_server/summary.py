@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
@@ -12,6 +13,7 @@ from ampwatch.records import Table
 
 from . import tables as t
 from .store.cover import Where, read_points, read_rows, streams_of
+from .store.points import real
 from .store.tail import TailReader
 from .store.windows import MAX_ATTEMPT, TOP_LEVEL, WINDOW, point_size, stride_for
 
@@ -32,7 +34,7 @@ def count_attempts(connection: Connection, tails: TailReader, producer_id: int) 
 
 
 def summarise(connection: Connection, tails: TailReader, run: str) -> dict[str, Any]:
-    """Attempts, last values and sparkline of a run, by its lowest rank; builtins that may hold NaN."""
+    """Attempts, last values, pace and sparkline of a run, by its lowest rank; builtins that may hold NaN."""
     mine = t.producers.c.run == run
     lowest = sa.select(sa.func.min(t.producers.c.rank)).where(mine).scalar_subquery()
     query = sa.select(t.producers).where(mine, t.producers.c.rank == lowest)
@@ -47,16 +49,24 @@ def summarise(connection: Connection, tails: TailReader, run: str) -> dict[str, 
 def _last_values(connection: Connection, tails: TailReader, producer: Row[Any]) -> dict[str, Any]:
     tail = tails.read(connection, producer.id, "attempts")
     span = (max(0, producer.end_attempt - WINDOW), producer.end_attempt)
-    best: Table | None = None
-    for stream in streams_of(connection, producer.id, "attempts", tail):
-        rows = read_rows(connection, Where(producer.id, "attempts", stream), span, tail)
-        if rows is not None and (best is None or rows["attempt"][-1] > best["attempt"][-1]):
-            best = rows
-    if best is None:
+    streams = streams_of(connection, producer.id, "attempts", tail)
+    read = (read_rows(connection, Where(producer.id, "attempts", stream), span, tail) for stream in streams)
+    found = [rows for rows in read if rows is not None]
+    if not found:
         return {}
-    last = {name: column[-1].item() for name, column in best.items() if column.ndim == 1}
+    newest = max(found, key=lambda rows: rows["attempt"][-1])
+    last = {name: column[-1].item() for name, column in newest.items() if column.ndim == 1}
     scale = last.get("scale_after", last["scale"])
-    return {"step": last.get("step"), "scale": scale, "loss": last.get("loss")}
+    values = {"step": last.get("step"), "scale": scale, "loss": last.get("loss")}
+    return values | {"attempt_s": _usual_s(found)}
+
+
+def _usual_s(streams: list[Table]) -> float:
+    """The median time from one attempt to the next, s; 0 where it is not known."""
+    attempt, time = (np.concatenate([real(rows, name) for rows in streams]) for name in ("attempt", "time"))
+    passed = np.diff(time[np.argsort(attempt, kind="stable")])
+    passed = passed[np.isfinite(passed)]
+    return max(0.0, float(np.median(passed))) if len(passed) else 0.0
 
 
 def _sparkline(

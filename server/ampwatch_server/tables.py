@@ -51,6 +51,9 @@ runs = Table(
     Column("started", Float(53), nullable=False),  # as the run says, at most when its first record came
     Column("last_seen", Float(53), nullable=False),  # by the server's clock, as the one below
     Column("last_attempt", Float(53), nullable=False),
+    Column(
+        "received", Float(53)
+    ),  # by the server's clock, also of what was recorded long before; null: as last_seen
     Index("runs_by_last_seen", "last_seen", "run"),
 )
 
@@ -64,6 +67,7 @@ run_state = Table(  # what a server knows about a run under the run's lease; can
     Column("changed", Float(53), nullable=False),
     Column("summary", LargeBinary, nullable=False),
     Column("verdict", LargeBinary, nullable=False),
+    Column("attempt_s", Float(53), nullable=False, server_default="0"),  # the usual time between two attempts
     Index("run_state_by_changed", "changed"),
 )
 
@@ -138,6 +142,13 @@ parts = Table(  # points of one window, until the 16 of a parent lie in its chun
     Column("data", LargeBinary, nullable=False),
 )
 
+formats = Table(  # what may be written so that every server that shares the database reads it
+    "formats",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", SmallInteger, nullable=False),
+)
+
 events = Table(
     "events",
     metadata,
@@ -150,6 +161,7 @@ events = Table(
     Column("time", Float(53), nullable=False),  # a copy to order by, finite
     Column("attempt", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
+    Column("last", BigInteger),  # attempt of the last repetition; null: of the first
     Index("events_by_time", "run", "time", "id"),
     Index("events_by_type", "run", "type", "time", "id"),
     Index("events_once", "producer", "seq", "place", unique=True),

@@ -34,7 +34,7 @@ STATE = {
     "summary": EMPTY,
     "verdict": EMPTY,
 }
-PRODUCER = {"id": 1, "producer": sent.P, "run": "r", "rank": 0, "first_seen": 1.0, "last_seen": 2.0, "last_seq": 0,
+PRODUCER = {"producer": sent.P, "run": "r", "rank": 0, "first_seen": 1.0, "last_seen": 2.0, "last_seq": 0,
             "received": 1, "end_attempt": 3, "rolled": 3, "attempts": 3, "skipped": 0, "finished": True,
             "announced": 3, "host": "h", "device": "cpu"}  # fmt: skip
 
@@ -55,7 +55,8 @@ def first_codec(**columns: list[int]) -> bytes:
     return msgspec.msgpack.encode(packed)
 
 
-def at_the_first_schema(url: str) -> None:
+def at_the_first_schema(url: str) -> sa.MetaData:
+    """A database of the first version with a run in it; its tables."""
     engine = sa.create_engine(database_url(url))
     config = Config()
     config.set_main_option("script_location", str(Path(ampwatch_server.__file__).parent / "migrations"))
@@ -79,6 +80,7 @@ def at_the_first_schema(url: str) -> None:
             connection.execute(tables.tables[name].insert().values(row))
         connection.commit()
     engine.dispose()
+    return tables
 
 
 def test_from_the_first_schema_up_with_data_in_it(database: str) -> None:

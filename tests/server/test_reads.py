@@ -235,6 +235,20 @@ def test_events_page_by_page(service: Service) -> None:
     assert seen == [1, 2, 3, 4]
 
 
+def test_an_event_that_is_repeated_is_found_by_each_attempt_it_stands_for(service: Service) -> None:
+    sent.store(service, sent.events(Event("skip", 1.0, attempt=10, repeat=5), Event("skip", 2.0, attempt=20)))
+
+    def found(first: int, last: int) -> list[int]:
+        asked = {"types": [], "first": first, "last": last, "cursor": None, "limit": 10}
+        with service.database.read() as connection:
+            listed = events.list_events(connection, "r", **asked)["items"]
+            marked = list_marks(connection, "r", types=["skip"], first=first, last=last, most=9)
+        assert [mark["attempt"] for mark in marked] == [event["attempt"] for event in listed]
+        return [event["attempt"] for event in listed]
+
+    assert [found(14, 14), found(15, 19), found(0, 9), found(12, 30)] == [[10], [], [], [10, 20]]
+
+
 def test_marks_are_events_while_there_are_few_and_groups_of_them_that_leave_none_out(
     service: Service,
 ) -> None:

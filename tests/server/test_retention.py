@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from ampwatch.records import Event
 from ampwatch_server import tables as t
+from ampwatch_server.limits import check
 from ampwatch_server.retention import Drop, Retention, told
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Keep, Settings
@@ -86,6 +87,19 @@ def test_a_run_that_lives_is_left_alone(service: Service, clock: list[float]) ->
     assert retention(service, max_bytes=0).prune() == []
 
 
+def test_what_was_recorded_long_before_it_came_is_as_old_as_its_coming(
+    service: Service, clock: list[float]
+) -> None:
+    attempt = list(range(0, 5000, 25))
+    for batch in (sent.attempts(0, 5000, 0), sent.tensors(attempt, [0] * len(attempt), 1)):
+        service.inbox.append(batch, check(batch), time=clock[0] - 30 * DAY_S).result()
+    service.compactor.process("r")
+    clock[0] += 6 * DAY_S
+    assert retention(service).due() == []
+    clock[0] += 2 * DAY_S
+    assert retention(service).due() == [Drop("r", "tensors", "age")]
+
+
 def test_over_the_size_the_longest_silent_go_first_and_whole_runs_last(
     service: Service, clock: list[float]
 ) -> None:
@@ -99,12 +113,13 @@ def test_over_the_size_the_longest_silent_go_first_and_whole_runs_last(
 
 
 def rows(service: Service) -> dict[str, int]:
-    """Rows of every table that has any, and of those that belong to no run."""
+    """Rows of every table that has any and is not about the database itself, and of those that belong to no run."""
     with service.database.read() as connection:
         counts = {
             table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
             for table in t.metadata.sorted_tables
         }
+    del counts["formats"]
     return {name: n for name, n in counts.items() if n or name in ("tokens", "audit")}
 
 

@@ -22,6 +22,7 @@ CODEC: Final = (
 
 _LEVEL: Final = 1
 _MISSING32: Final = 0x7FC0_07A2  # `records.MISSING` in a float32
+_SIGNED: Final = ("<i1", "<i2", "<i4", "<i8")
 _UNSIGNED: Final = ("<u1", "<u2", "<u4", "<u8")
 
 
@@ -51,6 +52,11 @@ def encode(table: Mapping[str, Array]) -> bytes:
     return msgspec.msgpack.encode({name: _encode_column(array) for name, array in table.items()})
 
 
+def encode_first(table: Mapping[str, Array]) -> bytes:
+    """The same in codec 1, for older servers on the same database."""
+    return msgspec.msgpack.encode({name: _encode_column_first(array) for name, array in table.items()})
+
+
 def decode(data: bytes, names: Collection[str] | None = None) -> Table:
     """The columns of `encode`, bit for bit but for the payload of a measured NaN; only `names` where given."""
     columns = _DECODER.decode(data)
@@ -70,8 +76,24 @@ def _encode_column(array: Array) -> _Column:
     else:
         whole = np.ascontiguousarray(array.T, dtype=np.int64)
         stored = _narrow_integer(_zigzag(np.diff(whole, prepend=np.int64(0)) if delta else whole))
-    shuffled = np.frombuffer(stored.tobytes(), np.uint8).reshape(-1, stored.dtype.itemsize).T.tobytes()
-    return _Column(array.dtype.str, stored.dtype.str, width, delta, len(array), _CONTEXTS.pack(shuffled))
+    return _Column(array.dtype.str, stored.dtype.str, width, delta, len(array), _shuffled(stored))
+
+
+def _encode_column_first(array: Array) -> _Column:
+    width = array.shape[1] if array.ndim == 2 else 1
+    delta = array.dtype.kind == "i" and array.ndim == 1
+    if array.dtype.kind == "f":
+        stored = _narrow_real(array)
+    else:
+        whole = np.ascontiguousarray(array, dtype=np.int64)
+        stored = _narrow_signed(np.diff(whole, prepend=np.int64(0)) if delta else whole)
+    return _Column(array.dtype.str, stored.dtype.str, width, delta, len(array), _shuffled(stored))
+
+
+def _shuffled(stored: Array) -> bytes:
+    """First bytes, second bytes, …, compressed."""
+    as_bytes = np.frombuffer(stored.tobytes(), np.uint8).reshape(-1, stored.dtype.itemsize)
+    return _CONTEXTS.pack(as_bytes.T.tobytes())
 
 
 def _decode_column(column: _Column) -> Array:
@@ -120,3 +142,9 @@ def _widen_real(flat: Array) -> npt.NDArray[np.float64]:
 def _narrow_integer(array: npt.NDArray[np.uint64]) -> Array:
     highest = array.max(initial=0)
     return array.astype(next(dtype for dtype in _UNSIGNED if highest <= np.iinfo(dtype).max))
+
+
+def _narrow_signed(array: npt.NDArray[np.int64]) -> Array:
+    low, high = array.min(initial=0), array.max(initial=0)
+    fits = (dtype for dtype in _SIGNED if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    return array.astype(next(fits))

@@ -42,14 +42,14 @@ def list_events(
 
     Arguments:
         types: only these; all where empty.
-        first, last: attempts, both inclusive.
+        first, last: attempts, both inclusive; an event that is repeated over some of them is among the answers.
     """
     require_run(connection, run)
     query = query_events(run).order_by(t.events.c.time, t.events.c.id)
     if types:
         query = query.where(t.events.c.type.in_([text(name) for name in types]))
     if first is not None:
-        query = query.where(t.events.c.attempt >= first)
+        query = query.where(ends() >= first)
     if last is not None:
         query = query.where(t.events.c.attempt <= last)
     query = query.where(source.among(t.producers.c.rank, t.producers.c.producer))
@@ -70,6 +70,11 @@ def query_events(run: str) -> sa.Select[Any]:
     joined = t.events.join(t.producers, t.producers.c.id == t.events.c.producer)
     columns = (t.events.c.id, t.events.c.time, t.events.c.body, t.producers.c.rank, t.producers.c.producer)
     return sa.select(*columns).select_from(joined).where(t.events.c.run == run)
+
+
+def ends() -> sa.ColumnElement[int]:
+    """The attempt of the last repetition of an event; of one that an older server has stored, of the first."""
+    return sa.func.coalesce(t.events.c.last, t.events.c.attempt)
 
 
 def shown(row: sa.Row[Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from ampwatch_server.tables import events
 
-from .events import query_events, shown
+from .events import ends, query_events, shown
 from .processes import EVERYONE, Source, placed, require_run
 
 MARKED: Final = ("growth", "backoff", "set", "restored", "skip")  # what a timeline shows
@@ -46,7 +46,7 @@ def list_marks(
     marks = sa.select(
         sa.func.min(events.c.id).label("first"),
         sa.func.count().label("number"),
-        sa.func.max(events.c.attempt).label("last_attempt"),
+        sa.func.max(ends()).label("last_attempt"),
     )
     grouped = (
         marks.select_from(joined).where(*chosen).group_by(events.c.type, events.c.producer, key).subquery()
@@ -64,7 +64,7 @@ def _chosen(
 ) -> tuple[list[sa.ColumnElement[bool]], sa.Join]:
     producer = placed(run)
     attempt, begins = events.c.attempt, producer.c.begins
-    chosen = [events.c.run == run, events.c.type.in_(types), attempt >= 0, attempt >= first - begins]
+    chosen = [events.c.run == run, events.c.type.in_(types), attempt >= 0, ends() >= first - begins]
     if last is not None:
         chosen.append(attempt <= last - begins)
     chosen.append(source.among(producer.c.rank, producer.c.producer))

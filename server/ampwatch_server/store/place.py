@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ampwatch_server.db import upsert
-from ampwatch_server.tables import chunks, parts
+from ampwatch_server.tables import chunks, formats, parts
 
 from . import codec
 from .cover import Where
@@ -30,13 +30,22 @@ def is_at(table: sa.Table, window: Window) -> sa.ColumnElement[bool]:
 
 def write_chunks(connection: Connection, data: Mapping[Window, bytes], counts: Mapping[Window, int]) -> None:
     """Put chunks in the place of those before. `counts`: their rows."""
-    rows = [_key(w) | {"codec": codec.CODEC, "data": d, "count": counts[w]} for w, d in data.items()]
+    rows = [row | {"count": counts[w]} for w, row in zip(data, _rows(connection, data), strict=True)]
     _replace(connection, chunks, rows)
 
 
 def write_parts(connection: Connection, data: Mapping[Window, bytes]) -> None:
     """Put parts in the place of those before."""
-    _replace(connection, parts, [_key(w) | {"codec": codec.CODEC, "data": d} for w, d in data.items()])
+    _replace(connection, parts, _rows(connection, data))
+
+
+def _rows(connection: Connection, data: Mapping[Window, bytes]) -> list[dict[str, Any]]:
+    """The rows of what `codec.encode` made, in the codec that every server on this database reads."""
+    written = sa.select(formats.c.version).where(formats.c.name == "chunks")
+    version = connection.execute(written).scalar_one() if data else codec.CODEC
+    if version < codec.CODEC:
+        data = {window: codec.encode_first(codec.decode(each)) for window, each in data.items()}
+    return [_key(window) | {"codec": version, "data": each} for window, each in data.items()]
 
 
 def _replace(connection: Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:

@@ -125,12 +125,9 @@ def status_now(settings: Settings) -> sa.ColumnElement[str]:
 
 
 def _stalls_at() -> sa.ColumnElement[float]:
-    """The moment at which a run has missed `STALLED_ATTEMPTS` attempts, by the mean of its newest process."""
-    runs, process = t.runs.c, t.producers.c
-    mean_s = sa.select((runs.last_attempt - process.first_seen) / process.end_attempt)
-    mean_s = mean_s.where(process.run == runs.run, process.end_attempt > 0)
-    newest = mean_s.order_by(process.first_seen.desc(), process.id.desc()).limit(1).correlate(t.runs)
-    return runs.last_attempt + STALLED_ATTEMPTS * sa.func.coalesce(newest.scalar_subquery(), 0.0)
+    """The moment at which a run has missed `STALLED_ATTEMPTS` attempts, by the median of those before."""
+    usual_s = sa.select(t.run_state.c.attempt_s).where(t.run_state.c.run == t.runs.c.run).correlate(t.runs)
+    return t.runs.c.last_attempt + STALLED_ATTEMPTS * usual_s.scalar_subquery()
 
 
 def touch(connection: Connection, run: str) -> None:
