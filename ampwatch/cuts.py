@@ -22,20 +22,36 @@ class Cuts:
 
     Arguments:
         folder: the producer's folder; None where there is none, and they are kept in memory only.
-        next_seq: gives the next sequence number; None for who is not the producer, and cannot cut.
+        next_seq: gives the next sequence number, None where it cannot now; None for who never can, and cuts nothing.
+        beside: folder in which new cuts are written down by who must not change the producer's.
     """
 
-    def __init__(self, folder: Path | None, next_seq: Callable[[], int] | None = None) -> None:
-        self._folder, self._next_seq = folder, next_seq
+    def __init__(
+        self,
+        folder: Path | None,
+        next_seq: Callable[[], int | None] | None = None,
+        *,
+        beside: Path | None = None,
+    ) -> None:
+        self._folder, self._next_seq = None if folder is None else folder / FOLDER, next_seq
+        self._beside = beside
         self._known: dict[tuple[int, str], list[Batch]] = {}
 
     def of(self, batch: Batch) -> list[Batch]:
         """The parts that a batch was cut into before; none where it was not."""
         key = (batch.seq, batch.digest)
-        if key not in self._known and self._folder is not None:
-            path = self._path(batch)
-            return list(spool.read_segment(path)) if path.exists() else []
-        return self._known.get(key, [])
+        if key in self._known:
+            return self._known[key]
+        kept = (place / _name(batch) for place in (self._folder, self._beside) if place is not None)
+        path = next((path for path in kept if path.exists()), None)
+        return [] if path is None else list(spool.read_segment(path))
+
+    @property
+    def last_seq(self) -> int:
+        """The highest number that a part has; -1 where nothing was cut."""
+        places = [place for place in (self._folder, self._beside) if place is not None]
+        paths = [path for place in places for path in place.glob("*.awb")]
+        return max((part.seq for path in paths for part in spool.read_segment(path)), default=-1)
 
     def cut(self, batch: Batch) -> list[Batch]:
         """Cut a batch in two; none where that cannot be done.
@@ -43,12 +59,14 @@ class Cuts:
         Errors: OSError where the cut cannot be written down.
         """
         halves = _halves(batch)
-        if self._next_seq is None or not halves:
+        following = self._next_seq() if self._next_seq is not None and halves else None
+        if halves is None or following is None:
             return []
-        parts = [_pack(batch, batch.seq, halves[0]), _pack(batch, self._next_seq(), halves[1])]
-        if self._folder is not None and self._folder.exists():
-            path = self._path(batch)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+        parts = [_pack(batch, batch.seq, halves[0]), _pack(batch, following, halves[1])]
+        place = self._beside or self._folder
+        if place is not None and (self._beside is not None or place.parent.exists()):
+            path = place / _name(batch)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
             whole = path.with_suffix(".new")
             whole.write_bytes(b"".join(map(spool.frame, parts)))
             whole.replace(path)
@@ -56,9 +74,9 @@ class Cuts:
             self._known[batch.seq, batch.digest] = parts
         return parts
 
-    def _path(self, batch: Batch) -> Path:
-        assert self._folder is not None
-        return self._folder / FOLDER / f"{batch.kind}-{batch.seq:06d}-{batch.digest}.awb"
+
+def _name(batch: Batch) -> str:
+    return f"{batch.kind}-{batch.seq:06d}-{batch.digest}.awb"
 
 
 def _halves(batch: Batch) -> tuple[Any, Any] | None:

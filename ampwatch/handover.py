@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -99,6 +100,8 @@ class Handover:
         self._path = _state_path(state_dir or _state_dir(), directory, self._server)
         self._state = State(str(directory.resolve()), self._server) if again else self._load()
         self._tail = Tail(directory, self._state.offsets)
+        self._cuts: dict[str, Cuts] = {}
+        self._lock = threading.Lock()
         self.report = Report()
 
     @property
@@ -162,7 +165,7 @@ class Handover:
 
     def _deliver(self, sender: Sender, batch: Batch) -> Answer:
         """The answer to a batch, once it is one that lasts."""
-        cuts = Cuts(self._folder_of(batch))
+        cuts = self._cuts_of(batch)
         deadline, retry_s = time.monotonic() + self._patience_s, FIRST_RETRY_S
         while (answer := sender.send(batch, cuts)).outcome == "later" and time.monotonic() < deadline:
             pause_s = (
@@ -183,6 +186,22 @@ class Handover:
             self.report.refused[answer.warning] += 1
             self._state.refused[batch.producer] = self._state.refused.get(batch.producer, 0) + 1
 
+    def _cuts_of(self, batch: Batch) -> Cuts:
+        """How batches of its producer are cut."""
+        with self._lock:
+            if batch.producer not in self._cuts:
+                folder, beside = self._folder_of(batch), self._path.with_suffix("") / batch.producer
+                numbers = _Numbers(folder, beside, self._is_over)
+                self._cuts[batch.producer] = Cuts(folder, numbers.following, beside=beside)
+            return self._cuts[batch.producer]
+
+    def _is_over(self, folder: Path) -> bool:
+        """Whether a producer gives no numbers any more."""
+        return _has_ended(folder) or self._silent_s(folder) >= SILENT_S
+
+    def _silent_s(self, folder: Path) -> float:
+        return self._clock() - max(path.stat().st_mtime for path in folder.glob("*.awb"))
+
     def _folder_of(self, batch: Batch) -> Path:
         """The folder of a batch's producer, wherever in the tree of folders this one is."""
         below = (self._directory / batch.run / batch.producer, self._directory / batch.producer)
@@ -197,9 +216,10 @@ class Handover:
             return f"{unreadable} of its records cannot be read; a newer ampwatch wrote them, or they are damaged"
         if any(Tail(self._directory, self._tail.cursor).read_producer(folder)):
             return "it has written more meanwhile"
-        silent_s = self._clock() - max(path.stat().st_mtime for path in folder.glob("*.awb"))
-        if not _has_ended(folder) and silent_s < SILENT_S:
-            return f"it has not ended, and wrote {max(0.0, silent_s):.0f} s ago"
+        if damaged := spool.damaged(folder):
+            return f"{', '.join(sorted(path.name for path in damaged))} cannot be read to the end"
+        if not self._is_over(folder):
+            return f"it has not ended, and wrote {max(0.0, self._silent_s(folder)):.0f} s ago"
         return ""
 
     def _load(self) -> State:
@@ -215,6 +235,27 @@ class Handover:
         new = self._path.with_suffix(f".{os.getpid()}")
         new.write_bytes(msgspec.json.encode(self._state))
         new.replace(self._path)
+
+
+class _Numbers:
+    """Sequence numbers behind all that a producer has given, for the parts of its batches. Any thread."""
+
+    def __init__(self, folder: Path, beside: Path, is_over: Callable[[Path], bool]) -> None:
+        self._folder, self._beside, self._is_over = folder, beside, is_over
+        self._lock = threading.Lock()
+        self._last: int | None = None
+
+    def following(self) -> int | None:
+        """The next one; None where the producer may still give it, or not all that it has given can be read."""
+        with self._lock:
+            try:
+                if self._last is None and self._is_over(self._folder):
+                    given = (batch.seq for batch in spool.read(self._folder))
+                    self._last = max(Cuts(self._folder, beside=self._beside).last_seq, *given)
+            except InvalidBatch:
+                return None
+            self._last = None if self._last is None else self._last + 1
+            return self._last
 
 
 def _has_ended(folder: Path) -> bool:

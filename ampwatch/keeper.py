@@ -109,8 +109,7 @@ class Keeper:
 
     def reject(self, batch: Batch, status: int) -> None:
         """Keep apart, and record, what the server refused."""
-        reason = f"refused by the server ({status})" if status else "it could not be sent"
-        self.lost.add([Dropped(batch.kind, batch.seq, batch.seq, reason)])
+        self.lost.add([Dropped(batch.kind, batch.seq, batch.seq, refusal(status))])
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.reject(batch, status)
@@ -154,6 +153,11 @@ class Keeper:
             why = f"the disk of {settings.dir} has too little space left: {_floor(settings)} stay free. {dropped} "
             cure = f"Make room, or lower {PREFIX}SPOOL_MIN_FREE_BYTES"
         self._miss(WITHIN[bound], why + cure)
+
+
+def refusal(status: int) -> str:
+    """Why a batch was given up that was answered so; 0 where it was not sent."""
+    return f"refused by the server ({status})" if status else "it could not be sent"
 
 
 def _floor(settings: Settings) -> str:

@@ -19,12 +19,13 @@ from .answers import Answer
 from .cuts import Cuts
 from .guard import failures, guard
 from .joblog import JobLog, Place
-from .keeper import Keeper
+from .keeper import Keeper, refusal
 from .node import Node
 from .notices import warn
 from .records import Batch, Event, Table
 from .settings import Settings
 from .spool import Tail
+from .spool_writer import Dropped
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -258,19 +259,17 @@ class Worker:
             if self._transport is not None:
                 self._transport.catch_up(self._last_seq)
 
-    def _part_from_others(self) -> None:
+    def _wait_for_others(self) -> None:
         """Wait a bounded time for what the other processes of this machine still write."""
-        if self._node is None:
+        if self._node is None or self._others is None:
             return
         deadline = time.monotonic() + SEND_AT_FINISH_S
-        if self._others is not None:
-            while time.monotonic() < deadline:
-                self._node.forward(partial(self._others.submit, is_spooled=False))
-                if self._node.is_alone:
-                    break
-                time.sleep(SHARE_S)
-            self._others.close(max(0.0, deadline - time.monotonic()))
-        self._node.leave()
+        while time.monotonic() < deadline:
+            self._node.forward(partial(self._others.submit, is_spooled=False))
+            if self._node.is_alone:
+                break
+            time.sleep(SHARE_S)
+        self._others.close(max(0.0, deadline - time.monotonic()))
 
     def _take_refused(self) -> None:
         while self._refused:
@@ -281,14 +280,19 @@ class Worker:
         self.put("fault", data={"where": where, "error": repr(error), "count": count})
 
     def _close(self) -> None:
+        with guard("recorder.node"):
+            self._wait_for_others()
         events = list(self._queued())
-        if events or self._keeper.lost:  # what the last flush itself had to say
+        if (
+            events or self._keeper.lost
+        ):  # what the last flush itself had to say, and what was refused of others
             self._send_off(events)
         with guard("recorder.close_spool"):
             self._keeper.close()
         is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)
-        with guard("recorder.node"):
-            self._part_from_others()
+        if self._node is not None:
+            with guard("recorder.node"):
+                self._node.leave()
         is_told = self._joblog.say_verdict(self._place(is_sent))
         if self._transport is not None and not (is_sent or is_told or self._transport.warned):
             kept = "kept in part" if self._keeper.part else f"kept in {self._settings.dir}"
@@ -310,7 +314,10 @@ class Worker:
         return None if made.refusal else made
 
     def _make_transport_of_others(self) -> Transport | None:
-        """One that cuts nothing, as numbers are their producers' to give, and warns of nothing that was told."""
+        """One that cuts nothing, as numbers are their producers' to give, and warns of nothing that was told.
+
+        What is refused stays in the spool of its producer, which does not hear of it: the tombstone is ours.
+        """
         settings = self._settings
         if self._transport is None:
             return None
@@ -318,9 +325,14 @@ class Worker:
             settings.server or "",
             settings.token,
             meanwhile=self._meanwhile,
+            refused=self._refused_of_others,
             http=self._http,
             warned=self._transport.warned,
         )
+
+    def _refused_of_others(self, batch: Batch, answer: Answer) -> None:
+        lost = Dropped(batch.kind, batch.seq, batch.seq, refusal(answer.status))
+        self.put("dropped", data=tombstones.event(lost, 0.0).data | {"producer": batch.producer})
 
     def _meanwhile(self) -> str:
         if not self._keeper.part:

@@ -5,6 +5,7 @@ import os
 import threading
 
 import httpx
+import numpy as np
 import pytest
 
 from ampwatch import records, spool
@@ -21,13 +22,15 @@ class Store:
     """A server in memory: every batch once, 409 for another body, and whatever it is told to refuse."""
 
     def __init__(self):
-        self.batches, self.requests, self.status = {}, 0, {}
+        self.batches, self.requests, self.status, self.most_bytes = {}, 0, {}, 1 << 30
         self._lock = threading.Lock()
 
     def __call__(self, request):
         batch = records.from_bytes(gzip.decompress(request.content))
         with self._lock:
             self.requests += 1
+            if len(request.content) > self.most_bytes:
+                return httpx.Response(413, json={"detail": "too large"})
             if status := self.status.get(batch.seq):
                 return httpx.Response(status, json={"detail": "no"})
             stored = self.batches.setdefault((batch.producer, batch.seq), batch)
@@ -162,6 +165,39 @@ def test_a_torn_end_of_a_dead_process_is_no_obstacle(folder, sync):
     handover = sync(clock=lambda: 1e12)
     assert handover.send().stored == 1
     assert handover.delete().deleted == [f"r/{PRODUCER}"]
+
+
+def test_a_segment_that_is_damaged_in_its_middle_is_not_deleted(folder, sync):
+    write(folder, events(0), attempts(1), attempts(2), events(3, "finish"))
+    path = next(folder.rglob("attempts-*.awb"))
+    path.write_bytes(path.read_bytes().replace(b"scale", b"SCALE", 1))
+    handover = sync()
+    assert handover.send().stored == 2
+    report = handover.delete()
+    told = {f"r/{PRODUCER}": "attempts-000000.awb cannot be read to the end"}
+    assert (report.deleted, report.kept) == ([], told)
+
+
+def test_what_is_too_large_goes_in_parts_that_are_the_same_the_next_time(folder, sync, store):
+    noise = np.random.default_rng(0).normal(size=1000)
+    write(folder, events(0), attempts(1, rows=1000, loss=noise), events(2, "finish"))
+    before = sorted(folder.rglob("*"))
+    store.most_bytes = 4000
+    assert (sync().send().stored, sorted(folder.rglob("*"))) == (3, before)
+    first = dict(store.batches)
+    tables = [batch.table() for batch in first.values() if batch.kind == "attempts"]
+    assert sorted(attempt for table in tables for attempt in table["attempt"].tolist()) == list(range(1000))
+    assert sorted(seq for _, seq in first) == list(range(len(first)))  # no gap, none twice
+    report = sync(again=True).send()
+    assert (report.stored, dict(report.refused), store.batches) == (3, {}, first)
+    assert sync().delete().deleted == [f"r/{PRODUCER}"]
+
+
+def test_a_process_that_still_writes_gives_its_numbers_itself(folder, sync, store):
+    write(folder, attempts(0, rows=1000, loss=np.random.default_rng(0).normal(size=1000)))
+    store.most_bytes = 4000
+    assert sum(sync().send().refused.values()) == 1
+    assert sum(sync(again=True, clock=lambda: 1e12).send().refused.values()) == 0  # it is long silent
 
 
 def test_reading_changes_nothing(folder, sync):

@@ -137,6 +137,21 @@ def test_above_64_ranks_one_process_of_a_machine_sends_for_all(rank, tmp_path):
     assert {b.rank for b in servers[0].got} == {0, 1}
 
 
+def test_what_is_refused_of_another_leaves_a_tombstone_that_names_it(rank, tmp_path):
+    def refusing(request):
+        batch = records.from_bytes(gzip.decompress(request.content))
+        return httpx.Response(422 if batch.rank == 1 and batch.kind == "events" else 200, json={})
+
+    sender, other = rank(0, refusing), rank(1, refusing)
+    other.finish()
+    sender.finish()
+    batches = list(spool.read(tmp_path / "runs"))
+    lost = [e.data for b in batches if b.rank == 0 for e in b.events() if e.type == "dropped"]
+    written = [b for b in batches if b.rank == 1]
+    assert [(each["producer"], each["first_seq"]) for each in lost] == [(b.producer, b.seq) for b in written]
+    assert {each["reason"] for each in lost} == {"refused by the server (422)"}
+
+
 def test_who_is_not_served_sends_all_of_it_itself(rank, tmp_path, monkeypatch):
     server = Counting()
     alone = rank(1, server)
