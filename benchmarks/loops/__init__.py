@@ -1,6 +1,6 @@
 """Training loops with and without a fault, by which the diagnosis is judged; none has seen its rules."""
 
-from . import calls, forward, grid, scales, second, wholesome
+from . import calls, forward, grid, scales, second, third, wholesome
 from .lab import CLAIMED, LOOPS, Happened, Lab, Loop
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "grid",
     "scales",
     "second",
+    "third",
     "wholesome",
 ]

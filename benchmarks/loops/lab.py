@@ -132,7 +132,7 @@ LOOPS: dict[str, Loop] = {}
 
 def _set_of(body: Callable[..., Any]) -> str:
     _, part, *_ = body.__module__.split(".")
-    return part if part in ("second", "grid") else "first"
+    return part if part in ("second", "third", "grid") else "first"
 
 
 def faulty(
