@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
@@ -170,9 +170,13 @@ class Batch(msgspec.Struct, frozen=True):
     digest: str
     body: bytes
 
-    def table(self) -> Table:
-        """The columns of an `attempts` or `tensors` batch, as read-only views of the body. InvalidBatch if torn."""
-        return _decode_table(self.kind, self.body)
+    def table(self, names: Collection[str] | None = None) -> Table:
+        """The columns of an `attempts` or `tensors` batch, as read-only views of the body. InvalidBatch if torn.
+
+        Arguments:
+            names: only `attempt` and these, of those that it has; all if None.
+        """
+        return _decode_table(self.kind, self.body, names)
 
     def events(self) -> list[Event]:
         """The events of an `events` batch. InvalidBatch if the body cannot be read."""
@@ -359,7 +363,7 @@ def _invalid(error: Exception) -> InvalidBatch:
     return InvalidBatch(field or "body", reason)
 
 
-def _decode_table(kind: Kind, body: bytes) -> Table:
+def _decode_table(kind: Kind, body: bytes, names: Collection[str] | None) -> Table:
     if kind == "events":
         raise InvalidBatch("kind", "an events batch holds no table")
     try:
@@ -371,6 +375,8 @@ def _decode_table(kind: Kind, body: bytes) -> Table:
     for name in REQUIRED[kind]:
         if name not in columns:
             raise InvalidBatch(f"columns.{name}", f"it is required in {kind}")
+    if names is not None:
+        columns = {name: column for name, column in columns.items() if name in names or name == "attempt"}
     table = {name: _decode_column(kind, name, column) for name, column in columns.items()}
     rows = len(table["attempt"])
     for name, array in table.items():

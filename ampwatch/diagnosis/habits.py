@@ -272,6 +272,20 @@ class Habits:
         """Take in further attempts, in order."""
         if not len(rows):
             return
+        if _is_quiet(rows):  # as most are
+            self._end_runs()
+            self.skipped_last = self.unstepped_last = False
+        else:
+            self._note(rows)
+        self.schedule.fold(rows)
+        taken = rows[rows["taken"]]
+        if len(taken):
+            self.windows.fold(taken)
+            self.jump.fold(taken)
+            self.norm.fold(taken, taken["norm"] * taken["scale"])
+            self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
+
+    def _note(self, rows: Rows) -> None:
         finite = ~rows["skipped"] & (rows["n_bad"] == 0) & (rows["numel"] > 0)
         broken = ~np.isfinite(rows["loss"]) & ~is_missing(rows["loss"])
         kept = finite & broken & ~rows["penalised"]
@@ -285,24 +299,20 @@ class Habits:
         self.unstepped_last = bool(rows["unstepped"][-1])
         self.residue.fold(rows, rows["residue"] & ~unapplied)
         self.divided.fold(rows, rows["residue"] & unapplied)
-        self.schedule.fold(rows)
         lost = ~np.isfinite(rows["user_norm"]) & ~is_missing(rows["user_norm"])
         self.overflown_norms.fold(rows, lost & finite & ~broken & ~self._after_skip(rows))
-        taken = rows[rows["taken"]]
-        if len(taken):
-            self.windows.fold(taken)
-            self.jump.fold(taken)
-            self.norm.fold(taken, taken["norm"] * taken["scale"])
-            self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
 
     def cut(self) -> None:
         """Attempts were lost here: no row of them goes over it."""
-        for name in _SEEN:
-            getattr(self, name).run = 0
+        self._end_runs()
         self.norm.count = self.largest.count = 0
         self.norm.since = self.largest.since = None
         self.schedule.last = None
         self.skipped_last = self.unstepped_last = False
+
+    def _end_runs(self) -> None:
+        for name in _SEEN:
+            getattr(self, name).run = 0
 
     def _after_skip(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Attempts behind a skipped one, whose norm may have been logged late."""
@@ -312,6 +322,18 @@ class Habits:
 
 
 _SEEN: Final = tuple(f.name for f in fields(Habits) if f.type == "Seen")
+
+
+def _is_quiet(rows: Rows) -> bool:
+    """Whether nothing of these attempts is of a kind that is counted: steps taken, all of them finite."""
+    return bool(
+        rows["taken"].all()
+        and not (rows["unscaled"] | rows["residue"]).any()
+        and not rows["n_bad"].any()
+        and np.isfinite(rows["loss"]).all()
+        and rows["max_abs"].max() < FLOAT16_MAX
+        and (np.isfinite(rows["user_norm"]) | is_missing(rows["user_norm"])).all()
+    )
 
 
 def _is_even(rows: Rows) -> npt.NDArray[np.bool_]:

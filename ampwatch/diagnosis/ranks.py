@@ -85,9 +85,13 @@ class _Pair:
         if upto <= self.upto:  # nothing new that both have
             return
         rows, others = a.between(self.upto, upto), b.between(self.upto, upto)
-        _, i, j = np.intersect1d(rows["attempt"], others["attempt"], assume_unique=True, return_indices=True)
-        self._differ(rows[i], others[j])
-        self._alone(rows[i], others[j])
+        if not np.array_equal(rows["attempt"], others["attempt"]):
+            _, i, j = np.intersect1d(
+                rows["attempt"], others["attempt"], assume_unique=True, return_indices=True
+            )
+            rows, others = rows[i], others[j]
+        self._differ(rows, others)
+        self._alone(rows, others)
         self.upto = upto
 
     def _differ(self, a: Rows, b: Rows) -> None:

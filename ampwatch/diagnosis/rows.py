@@ -113,14 +113,16 @@ class Ledger:
         """The rows taken with after < attempt <= upto, in order."""
         blocks = []
         for block in reversed(self._taken):
-            blocks.append(block[(block["attempt"] > after) & (block["attempt"] <= upto)])
-            if block["attempt"][0] <= after:
+            first, last = np.searchsorted(block["attempt"], (after, upto), side="right")
+            if last > first:
+                blocks.append(block[first:last])
+            if first > 0:
                 break
-        return np.concatenate(blocks[::-1]) if blocks else np.empty(0, dtype=ROW)
+        return _joined(blocks[::-1])
 
     def all(self) -> Rows:
         """Every row that was taken, in order."""
-        return np.concatenate(self._taken) if self._taken else np.empty(0, dtype=ROW)
+        return _joined(self._taken)
 
     def step_of(self, attempt: int) -> int:
         """The step of an attempt; after the newest row before it, if it has none, and itself if none came before."""
@@ -145,6 +147,12 @@ def are_nonfinite(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     if bad.any():
         bad &= ~is_missing(losses)
     return bad
+
+
+def _joined(blocks: list[Rows]) -> Rows:
+    if len(blocks) == 1:
+        return blocks[0]
+    return np.concatenate(blocks) if blocks else np.empty(0, dtype=ROW)
 
 
 def _rows_of(table: Table) -> Rows:
@@ -187,7 +195,7 @@ def _penalised(table: Table, rows: int) -> npt.NDArray[np.bool_]:
 
 
 def _sorted(blocks: list[Rows]) -> Rows:
-    rows = np.concatenate(blocks)
+    rows = _joined(blocks)
     attempts = rows["attempt"]
     if np.any(attempts[1:] <= attempts[:-1]):
         _, first = np.unique(attempts, return_index=True)

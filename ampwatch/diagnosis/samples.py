@@ -91,6 +91,8 @@ class Samples:
 
     def _fit(self) -> None:
         """Fit what came since, but for the attempts that are thinned out."""
+        if not self._unfitted:
+            return
         self._thin()
         found = [(attempt, part) for attempt, parts in self._unfitted.items() for part in parts]
         self._unfitted = {}

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ SWEEP_S: Final = (
     5.0  # how often runs are looked for that nobody announced: of a dead server, or fallen silent
 )
 PAUSE_S: Final = 0.2  # between two passes: batches that arrive together are worked on together
+REST: Final = 2.0  # × the time of a pass, if that is longer: taking batches in comes before showing them …
+MOST_REST_S: Final = 10.0  # … for so long
 IDLE_S: Final = 60.0  # silence after which the last window of a producer is folded too
 BATCHES: Final = 512  # of a run held in memory at once
 
@@ -76,7 +78,7 @@ class Compactor:
         self._found, self._metrics = found, metrics
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
-        self._runs: set[str] = set()
+        self._runs: dict[str, list[Key]] = {}  # announced, and what is new of them
         self._since: dict[str, float] = {}  # when each run's oldest news came that is not visible yet
         self._swept = time.monotonic()
         self._news = threading.Condition()
@@ -87,11 +89,11 @@ class Compactor:
         """Begin to work."""
         self._thread.start()
 
-    def announce(self, runs: set[str]) -> None:
-        """These runs got something new. Never blocks on work."""
+    def announce(self, news: Mapping[str, Sequence[Key]]) -> None:
+        """These batches of these runs are new. Never blocks on work."""
         with self._news:
-            self._runs |= runs
-            for run in runs:
+            for run, keys in news.items():
+                self._runs.setdefault(run, []).extend(keys)
                 self._since.setdefault(run, time.monotonic())
             self._news.notify()
 
@@ -109,10 +111,11 @@ class Compactor:
         if self._thread.is_alive():
             self._thread.join()
 
-    def process(self, run: str, *, idle: bool = False) -> None:
+    def process(self, run: str, *, news: Sequence[Key] | None = None, idle: bool = False) -> None:
         """One pass over a run: everything that waits for it now.
 
         Arguments:
+            news: where what is new is known, it alone is looked at, and not all that waits.
             idle: the run was found by the sweep: only silent producers are worked on, unless there is news.
         """
         lease = Lease(run, self._holder, self._settings)
@@ -120,7 +123,7 @@ class Compactor:
             self._diagnoser.forget(run)  # another server had it, or it is another run of the same name
             if not self._database.write(lease.acquire):
                 return
-        diagnosis, lowest = self._digest(lease)
+        diagnosis, lowest = self._digest(lease, news)
         producers = self._unfinished(run, lowest, silent_only=idle and not lowest)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
         if ends or lowest:
@@ -131,20 +134,22 @@ class Compactor:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            announced = self._next()
-            for run in sorted(announced | self._sweep()):
+            announced, swept, began = self._next(), self._sweep(), time.monotonic()
+            for run in sorted(announced.keys() | swept):
                 if self._stop.is_set():
                     break
-                self._guarded(run, idle=run not in announced)
-            self._stop.wait(PAUSE_S)
+                news = None if run in swept else announced[run]
+                self._guarded(run, news, idle=run not in announced)
+            took = time.monotonic() - began
+            self._stop.wait(max(PAUSE_S, min(REST * took, MOST_REST_S)))
         with suppress(Unavailable):  # the leases run out by themselves
             self._database.write(self._release)
 
-    def _next(self) -> set[str]:
+    def _next(self) -> dict[str, list[Key]]:
         with self._news:
             if not self._runs and not self._stop.is_set():
                 self._news.wait(max(0.0, self._swept + SWEEP_S - time.monotonic()))
-            runs, self._runs = self._runs, set()
+            runs, self._runs = self._runs, {}
             return runs
 
     def _sweep(self) -> set[str]:
@@ -161,9 +166,9 @@ class Compactor:
             log.warning("%s", error)
             return set()
 
-    def _guarded(self, run: str, *, idle: bool) -> None:
+    def _guarded(self, run: str, news: Sequence[Key] | None, *, idle: bool) -> None:
         try:
-            self.process(run, idle=idle)
+            self.process(run, news=news, idle=idle)
             self._shown(run)
         except LeaseLost as lost:
             log.info("%s", lost)
@@ -180,12 +185,15 @@ class Compactor:
             if run not in self._runs:  # nothing came meanwhile
                 self._since.pop(run, None)
 
-    def _digest(self, lease: Lease) -> tuple[RunDiagnosis, dict[int, int]]:
+    def _digest(self, lease: Lease, news: Sequence[Key] | None) -> tuple[RunDiagnosis, dict[int, int]]:
         """Events and diagnosis of what the diagnosis has not seen; the lowest attempt of it of each producer."""
         with self._database.read() as connection:
+            if not self._diagnoser.has(lease.run):
+                news = None
             diagnosis = self._diagnoser.of(connection, lease.run)
-            keys = waiting(connection, lease.run)
-        diagnosis.given.intersection_update(keys)  # what has been folded will not come again
+            keys = waiting(connection, lease.run) if news is None else sorted(news)
+        if news is None:
+            diagnosis.given.intersection_update(keys)  # what has been folded will not come again
         new = [key for key in keys if key not in diagnosis.given]
         lowest: dict[int, int] = {}
         for start in range(0, len(new), BATCHES):
@@ -204,6 +212,7 @@ class Compactor:
     ) -> None:
         """Store events; with the last of what is new also what all of it says. Until then that waits in the inbox."""
         events = {key: batch for key, batch in batches.items() if batch.kind == "events"}
+        diagnosis.is_described &= not events
         result = diagnosis.result() if last else None
 
         def job(connection: Connection) -> None:
@@ -222,8 +231,9 @@ class Compactor:
     def _describe(
         self, connection: Connection, run: str, diagnosis: RunDiagnosis, result: Result | None
     ) -> None:
-        caught_up = waiting_count(connection, run) == len(diagnosis.given)
-        describe_run(connection, run, caught_up=caught_up)
+        if not diagnosis.is_described:
+            caught_up = waiting_count(connection, run) == len(diagnosis.given)
+            diagnosis.is_described = not describe_run(connection, run, caught_up=caught_up)
         if result is None:
             note_failure(connection, run)
         else:

@@ -115,7 +115,7 @@ def _addition(producer_id: int, stretch: Stretch) -> dict[str, int]:
 
 
 def _stretch(batch: Batch) -> Stretch:
-    table = batch.table()
+    table = batch.table(("found_inf",))
     attempts = table["attempt"]
     if not len(attempts) or (np.diff(attempts) != 1).any():
         return _BROKEN

@@ -47,8 +47,8 @@ def insert_events(connection: Connection, producer_id: int, batch: Batch, now: f
         _apply(connection, producer_id, event)
 
 
-def describe_run(connection: Connection, run: str, *, caught_up: bool) -> None:
-    """Take project, name and tags of a run from its first description (lowest rank, then earliest), its start and end.
+def describe_run(connection: Connection, run: str, *, caught_up: bool) -> bool:
+    """Whether a run has ended. Takes project, name and tags of a run from its first description (lowest rank, then earliest), its start and end.
 
     A run began when a process first said so, which for a folder that is read long afterwards is not when it was read;
     but never after its first record came, whatever the clock of that process showed.
@@ -64,14 +64,16 @@ def describe_run(connection: Connection, run: str, *, caught_up: bool) -> None:
         .limit(1)
     )
     data = _data(connection.execute(query).scalar())
+    end = _end(connection, run, caught_up=caught_up)
     described = {
         "project": text(data.get("project", "")),
         "given_name": text(data.get("name", "")),
         "given_tags": write_tags(_list(data.get("tags"))),
         **_start(connection, run),
-        **_end(connection, run, caught_up=caught_up),
+        **end,
     }
     connection.execute(t.runs.update().where(t.runs.c.run == run).values(described))
+    return end["ended"]
 
 
 def _last(event: Event) -> int:

@@ -56,6 +56,7 @@ class RunDiagnosis:
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
         self.given: set[Key] = set()
         self.counts = Counts()
+        self.is_described = False  # what the run says of itself, or whether it is complete, may have changed
         self._engine: Engine | None = engine
         for batch in stored:
             self._add(batch)
@@ -99,6 +100,10 @@ class Diagnoser:
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
         self._runs: OrderedDict[str, RunDiagnosis] = OrderedDict()
+
+    def has(self, run: str) -> bool:
+        """Whether a run need not be rebuilt."""
+        return run in self._runs
 
     def of(self, connection: Connection, run: str) -> RunDiagnosis:
         """The diagnosis of a run, rebuilt from the store where this server has none."""

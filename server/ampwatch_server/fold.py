@@ -35,13 +35,14 @@ BATCHES: Final = 256  # folded in one go
 
 
 def fold(
-    database: Database, tails: TailReader, lease: Lease, producer_id: int, given: Set[Key], *, whole: bool
+    database: Database, tails: TailReader, lease: Lease, producer_id: int, given: set[Key], *, whole: bool
 ) -> int:
     """Fold what a producer has gone past, roll up the windows that are complete, and answer where its attempts end.
 
     Arguments:
         tails: knows waiting batches decoded.
-        given: what the diagnosis has seen. The rest waits on: what is folded is not given to it any more.
+        given: what the diagnosis has seen. The rest waits on: what is folded is not given to it any more. What
+            has been folded is taken out.
         whole: the producer has ended or fallen silent, so its last window is folded too.
     Errors: LeaseLost.
     """
@@ -100,7 +101,7 @@ def _fold_some(
     tails: TailReader,
     lease: Lease,
     producer_id: int,
-    given: Set[Key],
+    given: set[Key],
     edge: int,
     oldest: Mapping[str, int],
 ) -> bool:
@@ -131,6 +132,7 @@ def _fold_some(
         connection.execute(reset.values(rolled=lowest))
 
     database.write(job)
+    given.difference_update((producer_id, seq) for seq in gone)
     return len(waiting) == BATCHES
 
 

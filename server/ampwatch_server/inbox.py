@@ -21,6 +21,7 @@ from . import tables as t
 from .db import Database, upsert
 from .limits import Extent
 from .settings import Settings
+from .store.tail import Key
 
 _KEYS_A_QUERY: Final = 400  # below the bound on variables of old SQLite
 _EMPTY_MAP: Final = b"\x80"  # of msgpack
@@ -55,15 +56,24 @@ class _Producer(NamedTuple):
     last_seq: int  # the highest that is stored
 
 
+class _Outcomes(NamedTuple):
+    """What became of each batch of a group, and where the new ones of each run lie."""
+
+    of_each: list[Stored | Conflict]
+    new: dict[str, list[Key]]
+
+
 class Inbox:
     """Appends batches to the inbox.
 
     Arguments:
         database, settings.
-        committed: called in the writing thread after each commit with the runs that got something new.
+        committed: called in the writing thread after each commit with what is new of each run.
     """
 
-    def __init__(self, database: Database, settings: Settings, committed: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, committed: Callable[[dict[str, list[Key]]], None]
+    ) -> None:
         self._database, self._settings, self._committed = database, settings, committed
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
@@ -92,16 +102,20 @@ class Inbox:
     def _commit(self) -> None:
         group: list[_Waiting] = []
 
-        def job(connection: Connection) -> list[Stored | Conflict]:
+        def job(connection: Connection) -> _Outcomes:
             group.extend(self._take())
             return _store(connection, group)
 
-        def done(future: Future[list[Stored | Conflict]]) -> None:
+        def done(future: Future[_Outcomes]) -> None:
             if (error := future.exception()) is not None:
                 for waiting in group or self._take():
                     _settle(waiting.future, error)
                 return
-            self._resolve(group, future.result())
+            outcomes, new = future.result()
+            for waiting, outcome in zip(group, outcomes, strict=True):
+                _settle(waiting.future, outcome)
+            if new:
+                self._committed(new)
 
         self._database.submit(job).add_done_callback(done)
 
@@ -111,15 +125,6 @@ class Inbox:
         for waiting in taken:  # can be cancelled no more; what was cancelled before is stored all the same
             waiting.future.set_running_or_notify_cancel()
         return taken
-
-    def _resolve(self, group: list[_Waiting], outcomes: list[Stored | Conflict]) -> None:
-        fresh = set()
-        for waiting, outcome in zip(group, outcomes, strict=True):
-            if isinstance(outcome, Stored) and outcome.new:
-                fresh.add(waiting.batch.run)
-            _settle(waiting.future, outcome)
-        if fresh:
-            self._committed(fresh)
 
 
 def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
@@ -132,7 +137,7 @@ def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
         future.set_exception(outcome)
 
 
-def _store(connection: Connection, group: list[_Waiting]) -> list[Stored | Conflict]:
+def _store(connection: Connection, group: list[_Waiting]) -> _Outcomes:
     producers = _register(connection, group)
     digests = _digests(connection, group, producers)
     outcomes: list[Stored | Conflict] = []
@@ -147,7 +152,10 @@ def _store(connection: Connection, group: list[_Waiting]) -> list[Stored | Confl
     if new:
         _insert(connection, new)
         _advance(connection, new)
-    return outcomes
+    keys: dict[str, list[Key]] = {}
+    for producer, waiting in new:
+        keys.setdefault(producer.run, []).append((producer.id, waiting.batch.seq))
+    return _Outcomes(outcomes, keys)
 
 
 def _judge(producer: _Producer, batch: Batch, digests: dict[tuple[int, int], bytes]) -> Stored | Conflict:

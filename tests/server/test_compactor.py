@@ -21,7 +21,7 @@ def test_runs_that_nobody_announced_are_found_while_others_are_busy(
     append_unannounced(service, sent.attempts(0, 3))
 
     def counted() -> bool:
-        service.compactor.announce({"busy"})
+        service.compactor.announce({"busy": []})
         return sent.attempts_of(service, "r") == 3
 
     service.compactor.start()
