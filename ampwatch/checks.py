@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from . import internals
 from .hooks import Hook
-from .registry import Name, describe_optimizer, dtype_name, names_of, real
+from .names import Name, names_of
+from .registry import describe_optimizer, dtype_name, real
 
 if TYPE_CHECKING:
     from .diagnosis.findings import Finding

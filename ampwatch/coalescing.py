@@ -20,13 +20,21 @@ class Sum(NamedTuple):
     added: Tensor
 
 
-def sums_of(parameters: Iterable[Tensor], grads: Iterable[Tensor]) -> tuple[Sum, ...]:
-    """The sparse float16 gradients that torch coalesces before it checks them."""
-    return tuple(
-        Sum(parameter, grad._values(), grad.float().coalesce().half()._values())
-        for parameter, grad in zip(parameters, grads, strict=True)
-        if grad.is_sparse and grad.dtype is torch.float16 and not grad.is_coalesced()
-    )
+@torch.no_grad()
+def coalesce(parameters: Iterable[Tensor], coalesced: Callable[[Tensor], Tensor]) -> tuple[Sum, ...]:
+    """Coalesce the sparse float16 gradients in place of torch, which finds it done: it is done once.
+
+    Arguments:
+        parameters: with a gradient.
+        coalesced: a gradient as torch's method does it.
+    """
+    sums = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and grad.is_sparse and grad.dtype is torch.float16 and not grad.is_coalesced():
+            parameter.grad = added = coalesced(grad)
+            sums.append(Sum(parameter, grad._values(), added._values()))
+    return tuple(sums)
 
 
 @torch.no_grad()

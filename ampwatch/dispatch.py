@@ -59,7 +59,19 @@ class Dispatch:
         self._flight = FlightRecorder()
         self.harvester = Harvester(tensor_every=recorder.settings.tensor_every)
         self.stream = -1  # index, once there is one
+        self._attempts = 0
+        self._last_of: dict[int, int] = {}  # of each stream
         recorder.attach(self.harvester)
+
+    def since_last(self) -> int:
+        """How many attempts there are since the last of this stream, the coming one included; -1 at its first.
+
+        To be asked once an attempt.
+        """
+        self._attempts += 1
+        before = self._last_of.get(self.stream)
+        self._last_of[self.stream] = self._attempts
+        return -1 if before is None else self._attempts - before
 
     def attempt(
         self, attempt: Attempt, numbers: Sequence[Tensor], rows: Sequence[Tensor], device: torch.device

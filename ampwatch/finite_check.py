@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .hooks import Numbers, Observation, gathered, is_plain, local, magnitudes
+from .names import buffers_of, parameters_of
 
 MOST_NAMES: Final = 16
 
@@ -82,8 +83,8 @@ class FiniteCheck:
     def _tensors(self) -> dict[str, dict[_Key, Tensor]]:
         """Looked up anew each time: a model may have replaced its buffers."""
         return {
-            "parameters": _plain(self._model.named_parameters()),
-            "buffers": _plain(self._model.named_buffers()),
+            "parameters": _plain(parameters_of(self._model)),
+            "buffers": _plain(buffers_of(self._model)),
         }
 
 

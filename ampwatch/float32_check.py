@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .hooks import Hook, Numbers, Observation, Observer, gathered, in_backward, is_plain, magnitudes
+from .names import modules_of
 
 _NAMES: Final = ("output_n_nan", "output_numel", "float32_max_abs", "input_max_abs", "weight_max_abs")
 
@@ -31,7 +32,7 @@ class Float32Check(Observer):
     def __init__(self, model: nn.Module, module: str) -> None:
         super().__init__()
         self._name = module
-        self._module = model.get_submodule(module)
+        self._module = dict(modules_of(model))[module]
         self._seen: Tensor | None = None
 
     def collect(self) -> Observation | None:

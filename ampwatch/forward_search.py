@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .forward_origin import COLUMNS, Call, Trace, told
 from .hooks import Hook, Observation, Observer, gathered, in_backward, is_plain, magnitudes, tensors_in
+from .names import modules_of
 from .stats.reference import statistics
 
 MOST_TENSORS: Final = 8192  # measured in one pass; a recurrent model may loop for long
@@ -103,7 +104,7 @@ class ForwardSearch(Observer):
         self._is_first_call = True
 
     def _attach(self) -> Iterator[RemovableHandle]:
-        for name, module in self._model.named_modules():
+        for name, module in modules_of(self._model):
             enter = Hook("observers.ForwardSearch", partial(self._enter, name))
             leave = Hook("observers.ForwardSearch", partial(self._leave, name))
             yield module.register_forward_pre_hook(enter, with_kwargs=True)

@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .coalescing import Sum, sums_of
+from .coalescing import Sum, coalesce
 from .hooks import DTYPES, local
-from .registry import Name, Registry
+from .internals import Replicas
+from .names import Name
+from .registry import Registry
 from .stats.dense import Dense
 
 _PLAIN: Final = frozenset((Tensor,))
@@ -65,11 +67,12 @@ class GradientList:
         self._tensors = np.empty(0, np.int64)
         self._places: list[Sequence[int]] = []  # in the list of all, device by device
 
-    def of(self, optimizer: Optimizer, *, may_be_float16: bool) -> Gradients:
+    def of(self, optimizer: Optimizer, *, may_be_float16: bool, torchs: Replicas | None = None) -> Gradients:
         """The gradients as they are now.
 
         Arguments:
             may_be_float16: torch allows float16 gradients.
+            torchs: what torch's method will do, if that follows; sparse float16 ones are coalesced in its place.
         """
         parameters: list[Tensor] = list(chain.from_iterable(map(_params, optimizer.param_groups)))
         grads: list[Tensor] = list(map(_grad, parameters))
@@ -83,8 +86,9 @@ class GradientList:
         if dense is None:
             usual = _usual(grads, may_be_float16)
             if not usual:
-                sums = sums_of(parameters, grads)
-                parameters, grads = _with_statistics(parameters, grads)
+                if torchs is not None and may_be_float16:
+                    sums = coalesce(parameters, torchs.coalesced)
+                parameters, grads = _with_statistics(parameters)
         places: list[Sequence[int]] = [range(len(grads))] if dense else _places(map(Tensor.get_device, grads))
         same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
         if not same or places != self._places:
@@ -124,12 +128,10 @@ def _repeats(grad: Tensor) -> bool:
     return not grad.is_contiguous() and 0 in grad.stride()
 
 
-def _with_statistics(
-    parameters: Sequence[Tensor], grads: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Of gradients of any kind those that have statistics, as torch checks them; and their parameters."""
-    checked = map(_checked, grads)
-    pairs = [(p, grad) for p, grad in zip(parameters, checked, strict=True) if grad is not None]
+def _with_statistics(parameters: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Of parameters with gradients of any kind those that have statistics; and the gradients, as torch checks them."""
+    checked = ((p, _checked(p.grad)) for p in parameters if p.grad is not None)
+    pairs = [(p, grad) for p, grad in checked if grad is not None]
     return [p for p, _ in pairs], [grad for _, grad in pairs]
 
 
@@ -140,14 +142,7 @@ def _checked(grad: Tensor) -> Tensor | None:
     torch refuses, as quantized and nested ones.
     """
     if grad.is_sparse:
-        return _sparse_values(grad)
+        return grad._values()
     grad = local(grad)
     is_known = grad.layout is torch.strided and grad.dtype in DTYPES and not (grad.is_meta or grad.is_nested)
     return grad if is_known and not is_traceable_wrapper_subclass(grad) else None
-
-
-def _sparse_values(grad: Tensor) -> Tensor:
-    """In float16 coalesced, as by ShardedGradScaler: the plain one refuses it."""
-    if grad.dtype is torch.float16:
-        grad = grad.float().coalesce().half()
-    return grad._values()

@@ -262,6 +262,7 @@ class Harvester:
             "skipped": bits(outcome.skipped),
             "losses": attempt.losses,
             "micro_batches": attempt.micro_batches,
+            "updates": attempt.updates,
             "loss": outcome.loss,
             "residue": outcome.residue,
             "lr": MISSING if attempt.lr is None else attempt.lr,

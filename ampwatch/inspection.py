@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from .checks import facts_of
-from .registry import Name
+from .names import Name
 
 
 class Inspection:

@@ -69,19 +69,28 @@ def replicas_for(scaler: Scaler, unscale_grads: UnscaleGrads, factors: Factors) 
     written_in = getattr(unscale_grads, "__globals__", None)
     sharded = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     is_torchs = written_in is vars(_torchs) or (sharded is not None and written_in is vars(sharded))
-    return Replicas(*factors) if is_torchs else None
+    return Replicas(*factors, sharded=written_in is not vars(_torchs)) if is_torchs else None
 
 
 class Replicas:
-    """found_inf and the inverse scale, copied to each device where they are first wanted, as torch does."""
+    """found_inf and the inverse scale, copied to each device where they are first wanted, as torch does.
 
-    def __init__(self, found_inf: Tensor, inv_scale: Tensor) -> None:
+    Arguments:
+        sharded: as ShardedGradScaler's method does.
+    """
+
+    def __init__(self, found_inf: Tensor, inv_scale: Tensor, *, sharded: bool = False) -> None:
+        self._sharded = sharded
         self._found_inf = _torchs._MultiDeviceReplicator(found_inf)
         self._inv_scale = _torchs._MultiDeviceReplicator(inv_scale)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """found_inf and the inverse scale there."""
         return self._found_inf.get(device), self._inv_scale.get(device)
+
+    def coalesced(self, grad: Tensor) -> Tensor:
+        """A sparse float16 gradient as torch checks it and leaves it. Waits for the device, as torch does for that."""
+        return grad.float().coalesce().half() if self._sharded else grad.coalesce()
 
     def found_inf(self) -> dict[torch.device, Tensor]:
         """What `_unscale_grads_` answers: the flags of the devices that were asked for, and will be."""

@@ -29,6 +29,7 @@ from .hooks import (
     tensors_in,
 )
 from .loss_path import loss_path
+from .names import modules_of
 from .softmax_rows import SoftmaxRows, first_bad
 
 MOST_OUTPUTS: Final = 4096  # of modules, in one pass
@@ -101,7 +102,7 @@ class OperationSearch(Observer):
         self._thread: int | None = None
 
     def _attach(self) -> Iterator[RemovableHandle]:
-        for name, module in self._model.named_modules():
+        for name, module in modules_of(self._model):
             enter = Hook("observers.OperationSearch", partial(self._enter, name))
             leave = Hook("observers.OperationSearch", partial(self._leave, name))
             yield module.register_forward_pre_hook(enter)

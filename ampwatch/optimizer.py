@@ -29,11 +29,12 @@ from .gradients import GradientList
 from .guard import guard
 from .inspection import Inspection
 from .losses import Losses, loss_in
+from .names import Name, names_of
 from .notices import warn
 from .opening import given_of, source_of
 from .outcome import Attempt, Unscaled
 from .probes import Probes
-from .registry import Name, Sink, first_lr, names_of, registry_of
+from .registry import Sink, lrs_of, registry_of, step_of
 from .ring import Memory
 from .settings import Settings
 from .stats.choose import choose
@@ -72,8 +73,9 @@ def watch_optimizer(
     It trains to the same bits: hooks of the optimizer look at the gradients, and nothing of it is replaced. The loss
     is known where a closure answers it, where the model does (`output.loss`, as those of Transformers), or where the
     loop gives it to `ampwatch.log(loss=…)`. What clips gradients
-    before the step has clipped those that are seen here. An optimizer that is watched already is left as it is; one
-    that a watched scaler steps is recorded by that.
+    before the step has clipped those that are seen here. An optimizer that is watched already is left as it is, but
+    for `on_finding`, which is called too; after `finish()` it is watched anew. One that a watched scaler steps is
+    recorded by that.
 
     Arguments: as for `GradScaler`.
     Errors: SettingsError for a setting that cannot be used.
@@ -86,10 +88,19 @@ def watch_optimizer(
     given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
     source = source_of(settings, given, on_finding, recorder)
     with guard("optimizer.open"):
-        if not any(isinstance(hook, _BeforeStep) for hook in watched._optimizer_step_pre_hooks.values()):
-            sink = source()
-            if not sink.finished:
-                watched.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
+        hooks = watched._optimizer_step_pre_hooks.values()
+        before = next((hook for hook in hooks if isinstance(hook, _BeforeStep)), None)
+        if before is not None and not before.recorder.finished:
+            if on_finding is not None:
+                before.recorder.listen(on_finding)
+            return optimizer
+        sink = source()
+        if sink.finished:
+            return optimizer
+        if before is None:
+            watched.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
+        else:
+            before.watch_anew(sink, model)
     return optimizer
 
 
@@ -98,6 +109,15 @@ class _BeforeStep:
 
     def __init__(self, watch: StepWatch) -> None:
         self._watch = watch
+
+    @property
+    def recorder(self) -> Sink:
+        """Where its watch records."""
+        return self._watch.recorder
+
+    def watch_anew(self, sink: Sink, model: nn.Module | None) -> None:
+        """Record there from now on."""
+        self._watch = StepWatch(sink, model)
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """None, or the step's arguments with its closure watched."""
@@ -114,7 +134,8 @@ class _BeforeStep:
 class _Step:
     """A step that is under way."""
 
-    lr: float | None
+    optimizer: Optimizer
+    lrs: list[float | None]
     device: torch.device
     unscaled: Unscaled | None = None  # once the gradients have been read …
     rows: list[Tensor] = field(default_factory=list)  # … and their statistics
@@ -178,7 +199,7 @@ class StepWatch:
         if self._registry.owner_of(optimizer) is not None:  # a scaler's watch sees this step
             return None
         self._introduce(optimizer)
-        self._step = step = _Step(first_lr(optimizer), _device_of(optimizer))
+        self._step = step = _Step(optimizer, lrs_of(optimizer), _device_of(optimizer))
         self.recorder.logbook.begin()
         closure = next((arg for arg in args[1:2] if callable(arg)), kwargs.get("closure"))
         if closure is None:
@@ -251,22 +272,24 @@ class StepWatch:
             self._inspection.gradients(index, optimizer, count, loss_has_graph=None)
 
     def _send(self, step: _Step, unscaled: Unscaled) -> None:
-        attempt = self._attempt(step, unscaled)
+        count = step_of(step.optimizer)
+        attempt = self._attempt(step, unscaled, is_counted=count is not None)
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
         self._dispatch.seen(self._probes.collect(attempt.stream), step.device, attempt.attempt)
-        self._dispatch.attempt(attempt, self._numbers_of(step), step.rows, step.device)
+        self._dispatch.attempt(attempt, self._numbers_of(step, count), step.rows, step.device)
         harvester = self._dispatch.harvester
         seen = self._probes.follow(harvester.escalation, harvester.origins)
         self._dispatch.seen(seen, step.device, attempt.attempt)
 
-    def _numbers_of(self, step: _Step) -> list[Tensor]:
+    def _numbers_of(self, step: _Step, count: Tensor | None) -> list[Tensor]:
         """In the order of `Attempt`, without the statistics: a scale of 1 that stays 1, and nothing skipped."""
         one, zero = (make((), dtype=torch.float64, device=step.device) for make in (torch.ones, torch.zeros))
         loss = self._losses.mean()
         left = [] if self._window.residue.found is None else [self._window.residue.found]
-        return [one, one, zero, zero if loss is None else loss, zero, *left]
+        counted = [] if count is None else [count]
+        return [one, one, zero, zero if loss is None else loss, zero, *left, *counted]
 
-    def _attempt(self, step: _Step, unscaled: Unscaled) -> Attempt:
+    def _attempt(self, step: _Step, unscaled: Unscaled, *, is_counted: bool) -> Attempt:
         number = self.recorder.next_attempt()
         self._registry.coming_attempt = number + 1
         index = unscaled.optimizer
@@ -284,7 +307,10 @@ class StepWatch:
             manual=False,
             residues=[index] if self._window.residue.found is not None else [],
             micro_batches=self._window.accumulations or -1,
-            lr=step.lr,
+            updates=self._dispatch.since_last(),
+            counted=[index] if is_counted else [],
+            lr=step.lrs[0] if step.lrs else None,
+            lrs={index: step.lrs},
             scaled=False,
             logged=self.recorder.logbook.end(),
         )

@@ -53,6 +53,7 @@ class Attempt:
     manual: bool  # update() was given a new scale
     residues: list[int] = field(default_factory=list)
     micro_batches: int = -1
+    updates: int = -1  # of its scaler, since the attempt before in its stream
     counted: list[int] = field(default_factory=list)
     lr: float | None = None
     lrs: dict[int, list[float | None]] = field(default_factory=dict)  # of each optimizer's groups

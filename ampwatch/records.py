@@ -57,6 +57,7 @@ ATTEMPT_COLUMNS: Final[dict[str, str]] = {
     "skipped": INT,  # bit i: optimizer i met inf or NaN in this attempt
     "losses": INT,  # calls of scale() in this attempt
     "micro_batches": INT,  # accumulations into one parameter in this attempt; -1 unknown
+    "updates": INT,  # of this scaler since the stream's attempt before: 2 in a GAN that updates for each; -1 unknown
     "loss": REAL,  # mean of the values passed to scale(), unscaled; missing where it cannot be read
     "norm": REAL,  # L2 norm of the true gradient; missing where an element is not finite
     "max_abs": REAL,  # largest finite |scaled gradient|

@@ -9,16 +9,20 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .logbook import Logbook
+from .names import Name
 from .settings import Settings
 from .worker import Source
+
+if TYPE_CHECKING:
+    from .diagnosis.findings import Finding
 
 
 class Sink(Protocol):
@@ -43,17 +47,12 @@ class Sink(Protocol):
     def attach(self, source: Source) -> None:
         """Harvest this source from now on."""
 
+    def listen(self, on_finding: Callable[[Finding], object]) -> None:
+        """Call this too with each fatal finding."""
+
     @property
     def logbook(self) -> Logbook:
         """What the user logs."""
-
-
-class Name(NamedTuple):
-    """What a model calls a parameter."""
-
-    name: str
-    module: str
-    module_type: str
 
 
 @dataclass
@@ -163,18 +162,6 @@ def registry_of(recorder: Sink) -> Registry:
         registry = Registry(recorder.event)
         _registries[recorder] = (recorder.producer, registry)
     return registry
-
-
-def names_of(model: nn.Module | None) -> dict[int, Name]:
-    """What the model calls its parameters, by their identity."""
-    if model is None:
-        return {}
-    modules = dict(model.named_modules())
-    named = {}
-    for name, parameter in model.named_parameters():
-        module = name.rpartition(".")[0]
-        named[id(parameter)] = Name(name, module, type(modules[module]).__name__)
-    return named
 
 
 def first_lr(optimizer: Optimizer) -> float | None:

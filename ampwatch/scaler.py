@@ -192,17 +192,24 @@ def watch(
         ampwatch.watch(accelerator.scaler, model=model)
 
     Its class becomes one that mixes ours in; its state and what was patched onto the instance stay. A copy of it
-    is a plain scaler of its first class. A scaler that is watched already is left as it is.
+    is a plain scaler of its first class. A scaler that is watched already is left as it is, but for `on_finding`,
+    which is called too; after `finish()` it is watched anew.
 
     Arguments: as for `GradScaler`.
     Errors: SettingsError for a setting that cannot be used.
     Synchronisation: none.
     """
-    if not isinstance(scaler, Watched):
-        given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        watching = attach(scaler, model, source_of(settings, given, on_finding, recorder))
-        if watching is not UNWATCHED:
-            scaler.__class__ = _watched_class(type(scaler))
+    watching = scaler.__dict__.get(_KEY)
+    if isinstance(watching, _Seed):
+        watching = attach(scaler, model, watching.source)
+    if isinstance(watching, Watch) and not watching.recorder.finished:
+        if on_finding is not None:
+            watching.recorder.listen(on_finding)
+        return scaler
+    given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
+    watching = attach(scaler, model, source_of(settings, given, on_finding, recorder))
+    if watching is not UNWATCHED and not isinstance(scaler, Watched):
+        scaler.__class__ = _watched_class(type(scaler))
     return scaler
 
 

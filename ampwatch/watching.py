@@ -28,28 +28,20 @@ from .gradients import GradientList, Gradients
 from .guard import guard
 from .hooks import is_plain
 from .inspection import Inspection
-from .internals import Factors, Scaler, UnscaleGrads
-from .losses import Losses
+from .internals import Factors, Replicas, Scaler, UnscaleGrads
+from .measures import Measures, OptimizerGradients
+from .names import Name, names_of
 from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .protocol import Call, CallFault, Protocol
-from .registry import Name, Sink, dtype_name, lrs_of, names_of, registry_of, step_of
+from .registry import Sink, dtype_name, registry_of
 from .ring import Memory
 from .stats.choose import choose
-from .tripwires import Residue, Tripwires
+from .tripwires import Tripwires
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
 
 FIRST: Final = 8  # parameters by which it is known whether weights change
-
-
-@dataclass
-class _Gradients:
-    """One optimizer's part of the attempt that is under way; the rows lie on the devices of its gradients."""
-
-    unscaled: Unscaled
-    rows: list[Tensor]
-    with_grad: int  # parameters that have a gradient, also one without statistics
 
 
 @dataclass
@@ -108,7 +100,7 @@ class Watch(Unwatched):
         self._looked_at: dict[int, int] = {}  # steps of fused optimizers
         self._is_captured = False
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
-        self._begin_window()
+        self._measured = Measures()
         close_with(self, self._probes, self._tripwires, self._harvester)
 
     def scaled(self, scaler: Scaler, outputs: object) -> None:
@@ -144,19 +136,19 @@ class Watch(Unwatched):
         replicas = left = None
         with guard("scaler.gradients", self.recorder.fault):
             replicas = internals.replicas_for(scaler, torchs, factors)
-            left = self._take_gradients(scaler, optimizer, fused, unscale=replicas is not None)
+            left = self._take_gradients(scaler, optimizer, fused, replicas)
         if left is None or replicas is None:
             return None
         index, gradients = left
         flags = replicas.found_inf()
-        noted = self._gradients.pop(index)  # until it has its rows
+        noted = self._measured.gradients.pop(index)  # until it has its rows
         is_done = False
         # From here on gradients change: whatever fails, torch's method must not do it again.
         with guard("scaler.gradients", self.recorder.fault):
             is_done, rows = self._pass.unscale(gradients.by_device, replicas)
             if rows is not None:
                 noted.rows = rows
-                self._gradients[index] = noted
+                self._measured.gradients[index] = noted
         return flags if is_done else None
 
     def updating(self, scaler: Scaler, new_scale: object) -> Span:
@@ -172,12 +164,12 @@ class Watch(Unwatched):
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter."""
-        self._residues.setdefault(optimizer, Residue()).begin(parameter)
+        self._measured.accumulating(optimizer, parameter)
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
         self._protocol.accumulated(optimizer)
-        self._accumulations[optimizer] = self._accumulations.get(optimizer, 0) + 1
+        self._measured.accumulated(optimizer)
 
     def stepped(self, optimizer: int) -> None:
         """An optimizer has stepped, inside `scaler.step()` or not."""
@@ -194,19 +186,11 @@ class Watch(Unwatched):
     def _around(self, where: str, before: Callable[[], Any], after: Callable[[Any, bool], None]) -> Span:
         return Around(f"scaler.{where}", self.recorder.fault, before, after)
 
-    def _begin_window(self) -> None:
-        self._losses = Losses()
-        self._loss_has_graph: bool | None = None
-        self._gradients: dict[int, _Gradients] = {}
-        self._accumulations: dict[int, int] = {}
-        self._residues: dict[int, Residue] = {}
-        self._lrs: dict[int, list[float | None]] = {}  # of each optimizer that was stepped
-        self._counts: dict[int, Tensor] = {}  # and the step it stands at
-
     def _note_losses(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
         for loss in losses:
             self._note_dtype(loss.dtype)
-            self._loss_has_graph = bool(self._loss_has_graph) or loss.grad_fn is not None
+            has_graph = bool(self._measured.loss_has_graph) or loss.grad_fn is not None
+            self._measured.loss_has_graph = has_graph
         if not scaler.is_enabled():
             self._note_disabled(scaler, losses)
             return
@@ -214,7 +198,7 @@ class Watch(Unwatched):
         self._tell(self._protocol.scale(moved=self._has_moved() if self._protocol.only_scales else None))
         self._probes.forward_ended(losses)
         if losses:
-            self._losses.add(losses, internals.scale_of(scaler).device)
+            self._measured.losses.add(losses, internals.scale_of(scaler).device)
 
     def _has_moved(self) -> bool | None:
         """Whether a weight of the model was written to since the last call; None without a model."""
@@ -242,12 +226,11 @@ class Watch(Unwatched):
     def _announce_step(self, scaler: Scaler, optimizer: Optimizer, closure: bool) -> Call:
         self._stepping = index = self._seen(scaler, optimizer)
         self._inspection.step(index, optimizer)
-        if (
-            index in self._gradients
-        ):  # unscaled already; else they are looked at as torch's step() unscales them
+        # Those that are not unscaled yet are looked at as torch's step() unscales them.
+        if index in self._measured.gradients:
             self._inspect_gradients(index, optimizer)
         self._look_at_step(scaler, index, optimizer)
-        self._lrs[index] = lrs_of(optimizer)
+        self._measured.stepping(index, optimizer)
         return self._protocol.step(index, closure=closure, wanted=wants_closure(optimizer))
 
     def _close(self, call: Call | None, raised: bool) -> None:
@@ -259,7 +242,7 @@ class Watch(Unwatched):
         times = self._looked_at.get(index, 0)
         if getattr(optimizer, "_step_supports_amp_scaling", False) and times < STEPS:
             self._looked_at[index] = times + 1
-            scale, is_unscaled = internals.scale_of(scaler), index in self._gradients
+            scale, is_unscaled = internals.scale_of(scaler), index in self._measured.gradients
             self._fused = FusedStep(optimizer, index, scale, is_unscaled=is_unscaled)
 
     def _close_step(self, scaler: Scaler, optimizer: Optimizer, call: Call | None, raised: bool) -> None:
@@ -268,8 +251,8 @@ class Watch(Unwatched):
         if looked is not None and not raised:
             self._probes.note(looked.ended(self._found_inf(scaler).get(looked.index)))
         self._close(call, raised)
-        if index is not None and (step := step_of(optimizer)) is not None:
-            self._counts[index] = step
+        if index is not None:
+            self._measured.stepped(index, optimizer)
 
     def _seen(self, scaler: Scaler, optimizer: Optimizer) -> int:
         """Index of the optimizer. When this scaler sees it first, both are introduced, and its steps are watched."""
@@ -277,37 +260,40 @@ class Watch(Unwatched):
         if not self._tripwires.knows(index):
             self._introduce(scaler, replaces=self._registry.owner(optimizer))
             self._registry.own(optimizer, self._scaler)
-            self._inspection.meet(index, optimizer, self._gradients)
+            self._inspection.meet(index, optimizer, self._measured.gradients)
             self._tripwires.on_step(index, optimizer)
         return index
 
     def _take_gradients(
-        self, scaler: Scaler, optimizer: Optimizer, fused: bool, *, unscale: bool
+        self, scaler: Scaler, optimizer: Optimizer, fused: bool, torchs: Replicas | None
     ) -> tuple[int, Gradients] | None:
-        """Note the gradients. Answers those that are left to be unscaled, with their statistics, as the last thing."""
+        """Note the gradients. Answers those that are left to be unscaled, with their statistics, as the last thing.
+
+        Arguments:
+            torchs: what torch's own method would do; None where another is called.
+        """
         index = self._seen(scaler, optimizer)
-        if index in self._gradients:
+        if index in self._measured.gradients:
             return None
         if optimizer not in self._lists:
             self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
-        gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused)
+        gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused, torchs=torchs)
         if gradients.parameters:
             self._tripwires.on_accumulation(index, gradients.parameters[0])
             self._probes.optimizer(index, gradients.parameters)
         if gradients.sums:
             self._probes.note(coalescing.overflow(gradients.sums, self._registry.tensor))
-        ours = unscale and gradients.usual and self._pass.unscales and gradients.with_grad > 0
+        ours = torchs is not None and gradients.usual and self._pass.unscales and gradients.with_grad > 0
         rows = [] if ours else self._pass.read(gradients.by_device)
-        self._gradients[index] = _Gradients(
-            Unscaled(index, gradients.tensors, fused), rows, gradients.with_grad
-        )
+        unscaled = Unscaled(index, gradients.tensors, fused)
+        self._measured.gradients[index] = OptimizerGradients(unscaled, rows, gradients.with_grad)
         if self._stepping == index:
             self._inspect_gradients(index, optimizer)
         return (index, gradients) if ours else None
 
     def _inspect_gradients(self, index: int, optimizer: Optimizer) -> None:
-        count = self._gradients[index].with_grad
-        self._inspection.gradients(index, optimizer, count, loss_has_graph=self._loss_has_graph)
+        count = self._measured.gradients[index].with_grad
+        self._inspection.gradients(index, optimizer, count, loss_has_graph=self._measured.loss_has_graph)
 
     def _before_update(self, scaler: Scaler, manual: bool) -> _Update:
         call = self._protocol.update(manual=manual)
@@ -331,36 +317,25 @@ class Watch(Unwatched):
             if noted is not None:
                 self._send(scaler, noted)
         finally:
-            self._begin_window()
+            self._measured = Measures()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
         attempt = self._attempt(scaler, noted)
-        device = internals.scale_of(scaler).device
+        after = internals.scale_of(scaler)
+        device = after.device
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
         self._dispatch.seen(self._probes.collect(attempt.stream), device, attempt.attempt)
-        rows = [row for gradients in self._gradients.values() for row in gradients.rows]
-        self._dispatch.attempt(attempt, self._numbers_of(scaler, noted), rows, device)
+        assert noted.scale is not None  # update() raises before the first scale()
+        tracker = internals.tracker_of(scaler)
+        numbers = self._measured.numbers(noted.scale, after, tracker, noted.found_inf)
+        self._dispatch.attempt(attempt, numbers, self._measured.rows(), device)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
         self._dispatch.seen(seen, device, attempt.attempt)
-
-    def _numbers_of(self, scaler: Scaler, noted: _Update) -> list[Tensor]:
-        """In the order of `Attempt`, without the statistics."""
-        before = noted.scale
-        assert before is not None  # update() raises before the first scale()
-        loss = self._losses.mean()
-        loss = before if loss is None else loss  # in its place, and not read
-        after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
-        left = [flag for i in noted.found_inf if (flag := self._left_in(i)) is not None]
-        return [before, after, tracker, loss, *noted.found_inf.values(), *left, *self._counts.values()]
-
-    def _left_in(self, optimizer: int) -> Tensor | None:
-        """Whether anything was left in an optimizer's gradients when the window began; None where they were cleared."""
-        return self._residues[optimizer].found if optimizer in self._residues else None
 
     def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
         number = self.recorder.next_attempt()
         self._registry.coming_attempt = number + 1
-        found = list(noted.found_inf)
+        measured, found = self._measured, list(noted.found_inf)
         # A manual update between two attempts belongs to the stream before it.
         if found or self._dispatch.stream < 0:
             self._dispatch.stream = self._registry.stream(self._introduce(scaler), found)
@@ -371,16 +346,17 @@ class Watch(Unwatched):
             time=self._clock(),
             order=noted.order,
             losses=noted.losses,
-            has_loss=self._losses.is_known,
+            has_loss=measured.losses.is_known,
             stepped=noted.stepped,
             found=found,
-            unscaled=[gradients.unscaled for gradients in self._gradients.values()],
+            unscaled=[gradients.unscaled for gradients in measured.gradients.values()],
             manual=noted.manual,
-            residues=[i for i in found if self._left_in(i) is not None],
-            micro_batches=next((n for i in found if (n := self._accumulations.get(i))), -1),
-            counted=list(self._counts),
-            lr=next((lrs[0] for lrs in self._lrs.values() if lrs), None),
-            lrs=self._lrs,
+            residues=[i for i in found if measured.left_in(i) is not None],
+            micro_batches=measured.micro_batches_of(found),
+            updates=self._dispatch.since_last(),
+            counted=list(measured.counts),
+            lr=measured.first_lr(),
+            lrs=measured.lrs,
             logged=self.recorder.logbook.end(),
         )
 

@@ -28,6 +28,7 @@ class MemoryRecorder:
         self.logbook = Logbook()
         self.description: dict[str, Any] = {}
         self.sources: list[Any] = []
+        self.listeners: list[Any] = []
         self._attempts = 0
         self._events: list[Event] = []
         self._tables: list[Table] = []
@@ -48,6 +49,9 @@ class MemoryRecorder:
 
     def attach(self, source: Any) -> None:
         self.sources.append(source)
+
+    def listen(self, on_finding: Any) -> None:
+        self.listeners.append(on_finding)
 
     def events(self, *types: str) -> list[Event]:
         """The events so far, those of these types if any are given."""

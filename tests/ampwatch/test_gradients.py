@@ -11,7 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampwatch.gradients import GradientList
+from ampwatch.internals import Replicas
 from ampwatch.registry import Registry
+
+from .lockstep.twin import bits, make
 
 
 @pytest.fixture
@@ -26,10 +29,10 @@ def parameters(count, device="cpu"):
     return made
 
 
-def listing(registry, optimizer, **how):
+def listing(registry, optimizer, *, may_be_float16=False, **how):
     registry.optimizer(optimizer)
     gradients = GradientList(registry, dict)
-    return lambda: gradients.of(optimizer, may_be_float16=False, **how)
+    return lambda: gradients.of(optimizer, may_be_float16=may_be_float16, **how)
 
 
 def test_all_in_torchs_order(registry):
@@ -68,15 +71,43 @@ def test_no_gradient_at_all(registry):
     assert (got.parameters, got.by_device, got.tensors.tolist()) == ([], [], [])
 
 
-def test_sparse_float16_gradients_are_coalesced_and_others_taken_as_they_stand(registry):
+def sparse():
+    """An optimizer of a float16 parameter with two gradients of one element."""
     weight = nn.Parameter(torch.zeros(4, dtype=torch.float16))
     weight.grad = torch.sparse_coo_tensor(
         [[1, 1]], [3.0, 4.0], (4,), dtype=torch.float16, check_invariants=True
     )
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    registry.optimizer(optimizer)
-    got = GradientList(registry, dict).of(optimizer, may_be_float16=True)
-    assert got.by_device[0][0].tolist() == [7.0]
+    return torch.optim.SGD([weight], lr=0.1)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_sparse_float16_gradients_are_coalesced_where_torch_is_to_do_it(registry, sharded):
+    torchs = Replicas(torch.zeros(1), torch.ones(1), sharded=sharded)
+    got = listing(registry, sparse(), torchs=torchs, may_be_float16=True)()
+    assert (got.by_device[0][0].tolist(), got.sums[0].values.tolist()) == ([7.0], [3.0, 4.0])
+
+
+def test_others_are_taken_as_they_stand(registry):
+    got = listing(registry, sparse(), may_be_float16=True)()
+    assert (got.by_device[0][0].tolist(), got.sums) == ([3.0, 4.0], ())
+
+
+@pytest.mark.parametrize("kind", ["ours", "in place"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_they_are_coalesced_as_often_as_by_torch(sharded, kind):
+    """It waits for the device. torch's method asks again, which costs nothing where it has been done."""
+
+    def waits(kind):
+        optimizer = sparse()
+        scaler = make(kind, sharded=sharded)
+        scaler.scale(torch.ones(()))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            scaler._unscale_grads_(optimizer, torch.full((1,), 0.5), torch.zeros(1), True)
+        grad = optimizer.param_groups[0]["params"][0].grad
+        return [e.name for e in profile.events()].count("aten::_coalesce"), bits(grad)
+
+    assert waits(kind) == waits("torch")
+    assert waits(kind)[0] == 1
 
 
 def test_a_removed_parameter_is_let_go(registry):

@@ -259,11 +259,45 @@ def test_a_fault_of_ours_leaves_training_as_it_was(recorder, monkeypatch):
     optimizer = torch.optim.SGD(ours.parameters(), lr=1e-2)
     ampwatch.watch_optimizer(optimizer, model=ours, recorder=recorder)
     monkeypatch.setattr(recorder, "next_attempt", None)
-    monkeypatch.setattr("ampwatch.optimizer.first_lr", lambda _: 1 / 0)
+    monkeypatch.setattr("ampwatch.optimizer.lrs_of", lambda _: 1 / 0)
     train(ours, optimizer)
     train(theirs, torch.optim.SGD(theirs.parameters(), lr=1e-2))
     assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
     assert {fault["where"] for fault in recorder.data("fault")} == {"optimizer.before"}
+
+
+def test_each_attempt_says_which_step_it_is_and_the_rates_of_its_groups(recorder):
+    """The step is that of state["step"], which a resumed optimizer brings along."""
+    models = [network(), network()]
+    groups = [{"params": m.parameters(), "lr": lr} for m, lr in zip(models, (0.5, 0.25), strict=True)]
+    optimizer = torch.optim.Adam(groups)
+    for step in range(5):
+        if step == 2:
+            ampwatch.watch_optimizer(optimizer, recorder=recorder)
+        sum(loss_of(m, step, torch.float32) for m in models).backward()
+        optimizer.step()
+        optimizer.param_groups[1]["lr"] *= 2
+    names = ("optimizer.0.step", "optimizer.0.lr.0", "optimizer.0.lr.1", "lr", "updates")
+    assert [recorder.column(name) for name in names] == [
+        [3, 4, 5],
+        [0.5] * 3,
+        [1.0, 2.0, 4.0],
+        [0.5] * 3,
+        [-1, 1, 1],
+    ]
+
+
+def test_it_is_watched_anew_after_the_end_and_another_listener_is_told(recorder):
+    model, second = network(), MemoryRecorder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for heard in (None, print):
+        ampwatch.watch_optimizer(optimizer, model=model, recorder=recorder, on_finding=heard)
+    train(model, optimizer, steps=1)
+    recorder.finished = True
+    train(model, optimizer, steps=1)
+    ampwatch.watch_optimizer(optimizer, model=model, recorder=second)
+    train(model, optimizer, steps=1)
+    assert (recorder.column("attempt"), second.column("attempt"), recorder.listeners) == ([0], [0], [print])
 
 
 def test_the_watch_goes_with_its_optimizer(recorder):

@@ -205,6 +205,7 @@ def seen_of(loop):
     seen["rows"] = set(zip(recorder.tensors("attempt"), recorder.tensors("tensor"), strict=True))
     seen["replicas"] = recorder.data("replicas")
     seen["placements"] = [t["placements"] for e in recorder.data("tensors") for t in e["tensors"]]
+    seen["names"] = [t["name"] for e in recorder.data("tensors") for t in e["tensors"]]
     seen["checked"] = [e["parameters"]["checked"] for e in recorder.data("finite_check")[:1]]
     seen["local"] = [(e["tensors"], e["nonfinite"]) for e in recorder.data("local_gradients")]
     seen["scaler"] = [(s["class"], s["policy"]) for s in recorder.data("scaler")]

@@ -119,6 +119,14 @@ def test_the_record_of_a_tensor_says_how_it_lies(ranks):
     assert ranks[0]["ddp"]["placements"] == [None] * 6
 
 
+def test_names_are_the_models_own_whatever_wraps_it(ranks):
+    own = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert [seen[loop]["names"] for seen in ranks for loop in ("ddp healthy", "fsdp2")] == [own] * 4
+    # Of FSDP1's flat parameter a rank lists the originals of which it has a part.
+    assert sorted({*ranks[0]["fsdp1"]["names"], *ranks[1]["fsdp1"]["names"]}) == sorted(own)
+    assert ranks[0]["fsdp1 flat"]["names"] == ["_flat_param"]
+
+
 def test_sharded_parameters_are_looked_at_too(ranks):
     assert [seen["fsdp2"]["checked"] for seen in ranks] == [[6], [6]]
 

@@ -1,0 +1,65 @@
+"""Modules, parameters and buffers by the names that their author knows, without the segments that wrappers put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+Part = TypeVar("Part")
+
+_OF_WRAPPERS: Final = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
+
+
+class Name(NamedTuple):
+    """What a model calls a parameter."""
+
+    name: str
+    module: str
+    module_type: str
+
+
+def modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The model's modules as `named_modules()` gives them; a wrapper has the name of what it wraps, and comes first."""
+    return _renamed(model, model.named_modules())
+
+
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The model's parameters."""
+    return _renamed(model, model.named_parameters())
+
+
+def buffers_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The model's buffers."""
+    return _renamed(model, model.named_buffers())
+
+
+def names_of(model: nn.Module | None) -> dict[int, Name]:
+    """What the model calls its parameters, by their identity."""
+    if model is None:
+        return {}
+    types = {name: type(module).__name__ for name, module in modules_of(model)}
+    named = {}
+    for name, parameter in parameters_of(model):
+        module = name.rpartition(".")[0]
+        named[id(parameter)] = Name(name, module, types[module])
+    return named
+
+
+def _renamed(model: nn.Module, parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[str, Part]]:
+    plain = _plain_name(model)
+    return ((plain(name), part) for name, part in parts)
+
+
+def _plain_name(model: nn.Module) -> Callable[[str], str]:
+    is_replicated = isinstance(model, (DataParallel, DistributedDataParallel))
+
+    def plain(name: str) -> str:
+        segments = name.split(".")
+        if is_replicated and segments[0] == "module":
+            del segments[0]
+        return ".".join(segment for segment in segments if segment not in _OF_WRAPPERS)
+
+    return plain

@@ -1,0 +1,133 @@
+"""Ours fails, or the device is slow: the training is torch's, and nothing waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ampwatch.watching import Watch
+
+from ..recorded import MemoryRecorder
+from ..recorded import scaler as make
+from .loops import half, network
+
+ENTRIES = [
+    "_note_losses", "_announce_step", "_announce_unscale", "_take_gradients", "_before_update", "_after_update", "_send",
+    "_close", "_close_step", "_known_scale", "stepped", "accumulated",
+]  # fmt: skip
+
+
+def trained(scaler):
+    torch.manual_seed(0)
+    model = network(4, 8, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for i in range(6):
+        optimizer.zero_grad()
+        scaler.scale(half(model, torch.full((2, 4), 1e4 if i == 3 else 1.0))).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.load_state_dict(scaler.state_dict())
+    return [p.tolist() for p in model.parameters()], scaler.state_dict()
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_fault_of_ours_leaves_the_training_torchs(entry, recorder, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+
+    def broken(*_args, **_kwargs):
+        raise ZeroDivisionError(entry)
+
+    scaler = make(recorder, growth_interval=2)
+    vars(scaler)["_ampwatch"].__class__ = type("Broken", (Watch,), {entry: broken})
+    assert trained(scaler) == trained(torch.amp.GradScaler("cpu", growth_interval=2))
+
+
+@pytest.mark.parametrize("method", ["event", "next_attempt", "describe", "attach"])
+def test_a_fault_of_the_recorder_leaves_the_training_torchs(method, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    broken = type("Broken", (MemoryRecorder,), {method: lambda *_args, **_kwargs: 1 / 0})
+    scaler = make(broken(), growth_interval=2)
+    assert trained(scaler) == trained(torch.amp.GradScaler("cpu", growth_interval=2))
+
+
+class Synchronisations(TorchDispatchMode):
+    """Counts what would wait for a device: reading a value, and copies to the host that block."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.count += name in (
+            "_local_scalar_dense",
+            "is_nonzero",
+            "nonzero",
+            "equal",
+            "_unique2",
+            "masked_select",
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_value_is_read_that_torch_does_not_read(recorder):
+    """Under the mode torch's own method unscales. (The CPU kernel reads its factors from main memory.)"""
+
+    def count(scaler):
+        with Synchronisations() as mode:
+            trained(scaler)
+        return mode.count
+
+    assert count(make(recorder)) == count(torch.amp.GradScaler("cpu"))
+
+
+def real_memory(size):
+    with _disable_current_modes():
+        vector = torch.zeros(size, dtype=torch.float64, device="cpu")
+        return vector, vector.numpy()
+
+
+def test_scale_unscale_and_update_never_wait_for_a_cuda_device(recorder):
+    """Fake CUDA tensors have no values, so whatever reads one raises."""
+    scaler = make(recorder)
+    vars(scaler)["_ampwatch"] = Watch(recorder, memory=real_memory)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        parameter = nn.Parameter(torch.ones(70))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(3):
+            scaler.scale(torch.ones(()))
+            parameter.grad = torch.ones(70)
+            scaler.unscale_(optimizer)
+            scaler.update()
+        with pytest.raises(DataDependentOutputException):
+            scaler.get_scale()
+    assert len(vars(scaler)["_ampwatch"]._dispatch._ring) == 3
+
+
+class Fused(torch.optim.SGD):
+    """Takes scaled gradients, as a fused optimizer does, and leaves the weights alone."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure=None):
+        assert self.grad_scale is not None
+
+
+def test_a_fused_optimizer_steps_without_a_wait_for_a_cuda_device(recorder):
+    scaler = make(recorder)
+    vars(scaler)["_ampwatch"] = watch = Watch(recorder, memory=real_memory)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        parameter = nn.Parameter(torch.ones(70))
+        optimizer = Fused([parameter], lr=0.1)
+        for _ in range(3):
+            scaler.scale(torch.ones(()))
+            parameter.grad = torch.ones(70)
+            scaler.step(optimizer)
+            scaler.update()
+        assert len(watch._dispatch._ring) == 6  # three attempts, and a look at the step of each
+        rows = watch._dispatch._flight.rows_of(2)
+        assert watch._dispatch._ring.send(rows, None)  # as an autopsy does
