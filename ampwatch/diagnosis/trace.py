@@ -1,4 +1,4 @@
-"""Traces without instrumentation: a CSV file or JSON lines, one row for each attempt, as batches for the diagnosis.
+"""Traces without instrumentation: CSV or JSON, one row for each attempt, as batches for the diagnosis.
 
     attempt,scale,found_inf,loss
     0,65536,1,2.31
@@ -11,18 +11,16 @@ leave it as it was, and at a floor every skip does (docs/replay.md).
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ampwatch.errors import InvalidBatch, RunNotFound
+from ampwatch.errors import InvalidBatch
 from ampwatch.records import (
     ATTEMPT_COLUMNS,
     FLAG,
@@ -36,6 +34,7 @@ from ampwatch.records import (
 )
 
 from . import texts
+from .trace_rows import Row, read_rows
 
 
 class Policy(NamedTuple):
@@ -70,17 +69,8 @@ POLICIES: Final[dict[str, Policy]] = {
     "mindspore": Policy(floor=1.0),
 }
 TRACE: Final = "trace"  # as a run
-ALIASES: Final = {
-    "grad_norm": "norm",
-    "gradient_norm": "norm",
-    "loss_scale": "scale",
-    "learning_rate": "lr",
-    "iteration": "attempt",
-    "overflow": "found_inf",
-}
+LEAP: Final = 4.0  # times that no growth makes a scale larger
 _NEEDED_FOR: Final = ("found_inf", "loss", "norm", "lr", "batch_id")
-_TEXT: Final = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
-_FLAGS: Final = {"true": 1.0, "false": 0.0}
 
 
 class Trace(NamedTuple):
@@ -91,99 +81,64 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: str | Path, policy: str = "torch") -> Trace:
-    """Read a trace; `.csv` is CSV with a header, anything else JSON lines.
+    """Read a trace: CSV with a header, JSON lines or a JSON array (`trace_rows`).
 
     Errors: RunNotFound where there is no such file; InvalidBatch for a row that cannot be read or an unknown policy.
     """
     path = Path(path)
     if policy not in POLICIES:
         raise InvalidBatch("policy", f"got {policy!r}, it must be one of {', '.join(POLICIES)}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise RunNotFound(f"there is no trace at {path}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidBatch("trace", f"{path} is not text: {error}") from error
-    try:
-        rows = list(_csv(text) if path.suffix.lower() == ".csv" else _json_lines(text))
-    except InvalidBatch as error:
-        raise InvalidBatch(f"{path}, {error.field}", error.reason) from None
-    if not rows:
-        raise InvalidBatch("trace", f"{path} holds no row")
-    return Trace(list(_batches(path, rows, policy)), _not_judged(rows, policy))
+    read = read_rows(path)
+    return Trace(list(_batches(path, read.rows, policy)), [*read.notes, *_not_judged(read.rows, policy)])
 
 
-def _csv(text: str) -> Iterator[dict[str, float]]:
-    for number, row in enumerate(csv.DictReader(text.splitlines(), skipinitialspace=True), start=2):
-        yield _checked(number, row)
-
-
-def _json_lines(text: str) -> Iterator[dict[str, float]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InvalidBatch(f"line {number}", f"it is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise InvalidBatch(f"line {number}", "it must be an object, one for each attempt")
-            yield _checked(number, row)
-
-
-def _checked(number: int, row: Mapping[str, Any]) -> dict[str, float]:
-    named = {ALIASES.get(name, name): value for name, value in row.items() if isinstance(name, str)}
-    numbers = {name: x for name, value in named.items() if (x := _number(value)) is not None}
-    for name in ("attempt", "scale"):
-        if name not in numbers:
-            raise InvalidBatch(f"line {number}.{name}", f"it is required, got {named.get(name)!r}")
-    if not numbers["attempt"].is_integer() or numbers["attempt"] < 0:
-        raise InvalidBatch(f"line {number}.attempt", f"got {numbers['attempt']:g}, attempts count from 0")
-    return numbers
-
-
-def _number(value: Any) -> float | None:
-    """A number; None for what is empty or is none."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    if not isinstance(value, str) or not value.strip():
-        return None
-    word = value.strip().lower()
-    if word in _FLAGS:
-        return _FLAGS[word]
-    try:
-        return float(word) if word in _TEXT or word[-1].isdigit() or word[-1] == "." else None
-    except ValueError:
-        return None
-
-
-def _batches(path: Path, rows: Sequence[dict[str, float]], policy: str) -> Iterator[Batch]:
-    of_rank: dict[int, list[dict[str, float]]] = {}
-    for row in rows:
-        of_rank.setdefault(int(row.get("rank", 0)), []).append(row)
-    for rank, its in sorted(of_rank.items()):
-        its.sort(key=lambda row: row["attempt"])
+def _batches(path: Path, rows: Sequence[Row], policy: str) -> Iterator[Batch]:
+    for rank, its in sorted(_of_ranks(rows).items()):
         producer = hashlib.blake2b(f"{path.name}:{rank}".encode(), digest_size=16).hexdigest()
         key = {"producer": producer, "run": TRACE, "rank": rank}
-        yield pack_events(_events(its, policy), seq=0, **key)  # type: ignore[arg-type]
-        yield pack_table("attempts", _table(its), seq=1, **key)  # type: ignore[arg-type]
+        parts = _parts(its)
+        events = [event for i, part in enumerate(parts) for event in _events(part, policy, i)]
+        yield pack_events(events, seq=0, **key)  # type: ignore[arg-type]
+        yield pack_table("attempts", _table(parts), seq=1, **key)  # type: ignore[arg-type]
 
 
-def _events(rows: Sequence[dict[str, float]], policy: str) -> Iterator[Event]:
-    known = POLICIES[policy]
-    scaler = {"scaler": 0, "policy": policy, "enabled": True, "init_scale": rows[0]["scale"]}
+def _of_ranks(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """The rows of each rank, by attempt."""
+    of_rank: dict[int, list[Row]] = {}
+    for row in rows:
+        of_rank.setdefault(int(row.get("rank", 0)), []).append(row)
+    return {rank: sorted(its, key=lambda row: row["attempt"]) for rank, its in of_rank.items()}
+
+
+def _parts(rows: list[Row]) -> list[list[Row]]:
+    """The rows of each scaler: one that is back at its first scale from far below was made anew, and has a stream of its own."""
+    if any("stream" in row for row in rows):
+        return [rows]
+    parts: list[list[Row]] = [[]]
+    for row in rows:
+        before = parts[-1][-1] if parts[-1] else row
+        if row["scale"] == rows[0]["scale"] > LEAP * before.get("scale_after", before["scale"]):
+            parts.append([])
+        parts[-1].append(row | {"stream": len(parts) - 1.0})
+    return parts
+
+
+def _events(rows: Sequence[Row], policy: str, index: int) -> Iterator[Event]:
+    """A scaler and its streams; all but the first scaler take the place of the one before."""
+    known, at = POLICIES[policy], int(rows[0]["attempt"])
+    scaler = {"scaler": index, "policy": policy, "enabled": True, "init_scale": rows[0]["scale"]}
     scaler |= {
         "growth_interval": _interval(rows, known.interval),
         "hysteresis": known.hysteresis,
         "new_scale": known.new_scale,
     }
-    yield Event("scaler", 0.0, data=scaler)
+    yield Event("scaler", 0.0, attempt=at, data=scaler | ({"replaces": index - 1} if index else {}))
     for stream in sorted({int(row.get("stream", 0)) for row in rows}):
-        yield Event(
-            "stream", 0.0, stream=stream, data={"stream": stream, "scaler": 0, "optimizers": [stream]}
-        )
+        told = {"stream": stream, "scaler": index, "optimizers": [0 if index else stream]}
+        yield Event("stream", 0.0, stream=stream, data=told)
 
 
-def _interval(rows: Sequence[dict[str, float]], known: int) -> int:
+def _interval(rows: Sequence[Row], known: int) -> int:
     """Clean attempts from one growth to the next: the fewest that the trace shows, else those of the policy."""
     clean, fewest = 0, 0
     for row, after in pairwise(rows):
@@ -194,7 +149,8 @@ def _interval(rows: Sequence[dict[str, float]], known: int) -> int:
     return fewest or known
 
 
-def _table(rows: Sequence[dict[str, float]]) -> dict[str, np.ndarray[Any, Any]]:
+def _table(parts: Sequence[Sequence[Row]]) -> dict[str, np.ndarray[Any, Any]]:
+    rows = [row for part in parts for row in part]
     given = {name for row in rows for name in row} - {"rank"}
     table = {name: _column(rows, name) for name in given if name in ATTEMPT_COLUMNS}
     for name in given - set(ATTEMPT_COLUMNS):
@@ -203,24 +159,37 @@ def _table(rows: Sequence[dict[str, float]]) -> dict[str, np.ndarray[Any, Any]]:
     if "step" not in table:
         table["step"] = table["attempt"]
     if "scale_after" not in table:
-        table["scale_after"] = np.append(table["scale"][1:], table["scale"][-1])
-    if "found_inf" not in table:
-        table["found_inf"] = (table["scale_after"] < table["scale"]).astype(np.uint8)
+        ends = np.cumsum([len(part) for part in parts]) - 1  # a scaler's last scale is not known
+        table["scale_after"] = np.append(table["scale"][1:], 0.0)
+        table["scale_after"][ends] = table["scale"][ends]
+    untold = np.array([math.isnan(row.get("found_inf", math.nan)) for row in rows])
+    fell = table["scale_after"] < table["scale"]
+    table["found_inf"] = np.where(untold, fell, table.get("found_inf", 0)).astype(FLAG)
     if "norm" in table:
         table.setdefault("numel", np.isfinite(table["norm"]).astype(np.int64))  # gradients were there
     return table
 
 
-def _column(rows: Sequence[dict[str, float]], name: str) -> np.ndarray[Any, Any]:
+def _column(rows: Sequence[Row], name: str) -> np.ndarray[Any, Any]:
     dtype = ATTEMPT_COLUMNS[name]
     if dtype in (INT, FLAG):
-        return np.array([int(x) if math.isfinite(x := row.get(name, 0)) else 0 for row in rows], dtype)
+        numbers = [row.get(name, 0.0) for row in rows]
+        if dtype == FLAG:
+            return np.array([x != 0 and not math.isnan(x) for x in numbers], dtype)
+        return np.array([int(x) if abs(x) < 2**63 else 0 for x in numbers], dtype)
     return np.array([row.get(name, MISSING) for row in rows], dtype)
 
 
-def _not_judged(rows: Iterable[Mapping[str, float]], policy: str) -> list[str]:
+def _not_judged(rows: Sequence[Row], policy: str) -> list[str]:
     given = {name for row in rows for name in row}
     missing = [texts.NOT_JUDGED[name] for name in _NEEDED_FOR if name not in given]
     if "found_inf" not in given and POLICIES[policy].hysteresis > 1:
         missing.append(texts.NOT_JUDGED["hysteresis"])
-    return [*missing, texts.NOT_JUDGED["instrumentation"]]
+    return [*_gaps(rows), *missing, texts.NOT_JUDGED["instrumentation"]]
+
+
+def _gaps(rows: Sequence[Row]) -> list[str]:
+    """Of the rank that has most: attempts between its first and its last that are not in the trace."""
+    its = max(_of_ranks(rows).values(), key=len)
+    span = int(its[-1]["attempt"] - its[0]["attempt"]) + 1
+    return [texts.NOT_JUDGED["gaps"].format(rows=len(its), span=span)] if len(its) < span else []

@@ -150,7 +150,14 @@ def test_half_a_gradient_at_each_growth_is_explained_where_the_policy_does_that(
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("attempt,loss\n0,1\n", "line 2.scale"),
+        ("attempt,loss\n0,1\n", "line 1.scale"),
+        ("a;b\n0;1\n", "line 1.attempt"),
+        ("attempt,scale\n0,-1\n", "line 2.scale"),
+        ("attempt,scale\n0,nan\n", "line 2.scale"),
+        ("attempt,scale\n0,\n", "line 2.scale"),
+        ("attempt,scale\n1e30,1\n", "line 2.attempt"),
+        ("attempt,scale,rank\n0,1,nan\n", "line 2.rank"),
+        ("attempt,scale,rank\n0,1,-1\n", "line 2.rank"),
         ("attempt,scale\n0.5,1\n", "line 2.attempt"),
         ("attempt,scale\n-1,1\n", "line 2.attempt"),
         ("attempt,scale\nx,1\n", "line 2.attempt"),
@@ -169,7 +176,7 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path, text, field):
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"attempt": 0}'])
 def test_a_line_that_is_no_attempt_is_named(tmp_path, line):
-    (tmp_path / "t.jsonl").write_text('{"attempt": 0, "scale": 1}\n' + line)
+    (tmp_path / "t.jsonl").write_text('{"attempt": 0, "scale": 1}\n' + line + "\n")
     with pytest.raises(InvalidBatch, match="line 2"):
         diagnose(tmp_path / "t.jsonl")
 
@@ -190,3 +197,137 @@ def test_a_verdict_of_a_trace(tmp_path):
 def test_every_policy_is_in_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     assert [name for name in POLICIES if f"`{name}`" not in page] == []
+
+
+def told(path: Path, text: str, policy: str = "torch") -> tuple[str, list[str]]:
+    """The verdict's sentence, and what was not judged beside what a trace without more never tells."""
+    file = path / "trace"
+    file.write_text(text)
+    always = read_trace(csv_of(path, [0], [1], [0], [1.0], [1.0], [1.0], [1], names=EVERYTHING)).not_judged
+    assert len(always) == 1
+    found = read_trace(file, policy)
+    return diagnose_run(file, policy).verdict().sentence, [s for s in found.not_judged if s not in always]
+
+
+EVERYTHING = "attempt scale found_inf loss grad_norm lr batch_id"
+ROWS = [(i, 2.0 ** (16 - min(i, 3)), i < 3, 1.5, 0.5, 1e-3, i % 7) for i in range(40)]
+HEALTHY = "Healthy: 37 steps taken, 3 skipped (ordinary for loss scaling); loss scale 2^13."
+
+
+def table(header: str, mark: str = ",", end: str = "\n") -> str:
+    return end.join([header, *(mark.join(map(str, row)) for row in ROWS)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        table("attempt,scale,found_inf,loss,grad_norm,lr,batch_id"),
+        table("attempt,scale,found_inf,loss,grad_norm,lr,batch_id", end="\r\n") + "\r\n\r\n",
+        table("Iteration; Loss Scale; Skipped; LM loss; Grad Norm; Learning Rate; Batch", ";").replace(
+            ".", ","
+        ),
+        table("global_step\ttrain/loss_scale\toverflow\ttrain/loss\tgnorm\tlr\tbatch_idx", "\t"),
+        table(
+            '"_step","amp_scale","is_overflow","train/loss","train/grad_norm","train/learning_rate","batch"'
+        ),
+        json.dumps([dict(zip(EVERYTHING.split(), row, strict=True)) for row in ROWS], indent=1),
+        "\n".join(
+            json.dumps(dict(zip(EVERYTHING.split(), row, strict=True)) | {"eval/loss": None}) for row in ROWS
+        ),
+    ],
+)
+def test_the_same_trace_as_people_have_it(tmp_path, text):
+    assert told(tmp_path, text) == (HEALTHY, [])
+
+
+def test_a_name_of_ours_goes_before_an_alias_and_training_before_evaluation(tmp_path):
+    text = "eval/loss,loss_scale,attempt,scale,step,train/loss\n" + "\n".join(
+        f"nan,1,{i},1024,{7 * i},1.5" for i in range(30)
+    )
+    assert told(tmp_path, text)[0] == "Healthy: 30 steps taken, 0 skipped; loss scale 2^10."
+
+
+def test_what_a_trace_holds_and_cannot_be_read_is_said(tmp_path):
+    """Tensors that were written as they print, and a job that was killed as it wrote."""
+    lines = [
+        json.dumps(
+            {
+                "attempt": 10 * i,
+                "scale": 8,
+                "found_inf": 0,
+                "loss": "tensor(1.5)",
+                "lr": 1,
+                "norm": 1,
+                "batch": 1,
+            }
+        )
+        for i in range(30)
+    ]
+    assert told(tmp_path, "\n".join(lines) + '\n{"attempt": 300, "sca')[1] == [
+        "`loss` is no number in 30 rows, as 'tensor(1.5)'.",
+        "The last line is cut off, and left out.",
+        "Only 30 of 291 attempts are in the trace: what happened between them is not seen.",
+        "Without `loss`: losses that are not finite, divergence, sums that explain a scale below 1.",
+    ]
+
+
+def test_micro_batches_that_repeat_a_step_are_counted(tmp_path):
+    text = "step,scale\n" + "\n".join(f"{i // 2},1024" for i in range(60))
+    sentence, notes = told(tmp_path, text)
+    assert sentence == "Healthy: 60 steps taken, 0 skipped; loss scale 2^10."
+    assert notes[0] == "Attempts repeat in the trace, so that its rows are counted in their order."
+
+
+def descent(attempts: int, skips: int, first: int = 0) -> list[str]:
+    return [f"{first + i},{2.0 ** (16 - min(i, skips))},{int(i < skips)},1.5" for i in range(attempts)]
+
+
+@pytest.mark.parametrize("first", [200, 0])
+def test_a_scaler_that_began_anew_is_told_as_one(tmp_path, first):
+    """Resumed, and appended to the same file: counted on, or from 0 again."""
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(["attempt,scale,found_inf,loss", *descent(200, 8), *descent(120, 8, first)]))
+    findings = diagnose(file)
+    assert [(f.kind, f.severity, f.first_attempt) for f in findings] == [
+        ("scaler_state_lost", "warning", 200),
+        ("calibration", "info", 0),
+    ]
+
+
+@pytest.mark.parametrize("growth", [2.0, 4.0])
+def test_a_growth_back_to_the_first_scale_is_none(tmp_path, growth):
+    file = tmp_path / "trace.csv"
+    rows = [f"{i},{1024.0 if i % 20 == 0 else 1024.0 / growth},{int(i % 20 == 0)}" for i in range(200)]
+    file.write_text("\n".join(["attempt,scale,found_inf", *rows]))
+    assert {f.kind for f in diagnose(file) if f.severity != "info"} <= {"many_optimizers"}
+
+
+def test_found_inf_may_be_a_count_of_ranks_or_a_word(tmp_path):
+    for yes, no in [("8.0", "0.0"), ("yes", "no"), ("True", "False"), ("-1", "0")]:
+        rows = [f"{i},{2.0 ** (10 - (i > 20))},{yes if i == 20 else no},1.5" for i in range(60)]
+        (tmp_path / "trace.csv").write_text("\n".join(["attempt,scale,overflow,loss", *rows]))
+        assert kinds(tmp_path / "trace.csv") == [("growth_probe", "info")]
+
+
+def test_a_blank_found_inf_is_told_by_the_scale(tmp_path):
+    rows = [f"{i},{2.0 ** (10 - (i > 20))},{'' if i == 20 else 0},1.5" for i in range(60)]
+    (tmp_path / "trace.csv").write_text("\n".join(["attempt,scale,found_inf,loss", *rows]))
+    assert kinds(tmp_path / "trace.csv") == [("growth_probe", "info")]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_probe_by_each_policy_is_ordinary(tmp_path, policy):
+    """Two windows at the ceiling, each ended by the skips that one backoff takes."""
+    known = POLICIES[policy]
+    one = [0] * 60 + [1] * known.hysteresis
+    skips = [*one, *one, *[0] * 60]
+    steps, scale, left = [], 64.0, known.hysteresis
+    for attempt, skip in enumerate(skips):
+        steps.append((attempt, scale, skip, 1.5))
+        left -= skip
+        if skip and left == 0:
+            scale, left = scale / 2, known.hysteresis
+        elif not skip and attempt and not any(skips[max(0, attempt - 58) : attempt + 1]) and scale < 64.0:
+            scale *= 2
+    path = csv_of(tmp_path, *map(list, zip(*steps, strict=True)))
+    assert [f for f in kinds(path, policy) if f[1] != "info"] == []

@@ -338,6 +338,10 @@ NOT_JUDGED: Final = {
     "norm": "Without `grad_norm`: divergence, clipping of scaled gradients, accumulation.",
     "lr": "Without `lr`: schedules that run ahead.",
     "batch_id": "Without `batch_id`: which batch a loss belongs to.",
+    "gaps": "Only {rows} of {span} attempts are in the trace: what happened between them is not seen.",
+    "repeats": "Attempts repeat in the trace, so that its rows are counted in their order.",
+    "unread": "`{column}` is no number in {count}, as {word!r}.",
+    "cut": "The last line is cut off, and left out.",
     "instrumentation": (
         "A trace never tells where: modules, tensors, dtypes, poisoned weights, underflow and the order of calls need a "
         "recorded run (ampwatch.GradScaler or ampwatch.watch)."
