@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as lr
 
-from .lab import LOOPS, Lab, Loop, half, healthy
+from .lab import Lab, Loop, add, half, healthy
 from .second.models import (
     Dilated,
     Elbo,
@@ -225,7 +225,7 @@ LONG = {
 
 
 def _register(name: str, recipe: Recipe, set: str) -> None:
-    LOOPS[name] = Loop(name, lambda lab, _: recipe(lab), None, set=set)
+    add(Loop(name, lambda lab, _: recipe(lab), None, set=set))
 
 
 for _name, _recipe in GRID.items():

@@ -130,6 +130,12 @@ class Loop:
 LOOPS: dict[str, Loop] = {}
 
 
+def add(loop: Loop) -> None:
+    """Register a loop; ValueError where another has its name."""
+    if LOOPS.setdefault(loop.name, loop) is not loop:
+        raise ValueError(f"two loops are named {loop.name}")
+
+
 def _set_of(body: Callable[..., Any]) -> str:
     _, part, *_ = body.__module__.split(".")
     return part if part in ("second", "third", "grid") else "first"
@@ -147,9 +153,8 @@ def faulty(
     """Register a loop whose fault is of this kind."""
 
     def register(body: Body) -> Body:
-        LOOPS[body.__name__] = Loop(
-            body.__name__, body, kind, severity, where, within, per_step, raises, accept, _set_of(body)
-        )
+        name, set = body.__name__, _set_of(body)
+        add(Loop(name, body, kind, severity, where, within, per_step, raises, accept, set))
         return body
 
     return register
@@ -157,7 +162,7 @@ def faulty(
 
 def healthy(body: Callable[[Lab], None]) -> Callable[[Lab], None]:
     """Register a loop of which nothing above info may be said."""
-    LOOPS[body.__name__] = Loop(body.__name__, lambda lab, _: body(lab), None, set=_set_of(body))
+    add(Loop(body.__name__, lambda lab, _: body(lab), None, set=_set_of(body)))
     return body
 
 

@@ -389,7 +389,7 @@ def carry_on(lab: Lab, scaler: Any, optimizer: Any, model: nn.Module, step: int)
 
 
 @faulty("divergence", "fatal", within=5)
-def values_that_chase_themselves(lab: Lab, fault: bool) -> Happened:
+def values_without_a_target(lab: Lab, fault: bool) -> Happened:
     """Q-learning on its own next value without a target network, discounted by 1.1 in place of 0.9."""
     model = mlp(4, 32, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.03, momentum=0.9)

@@ -2,13 +2,12 @@
 
 import itertools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loops.lab import Lab
+from loops.lab import Lab, half
 
 
 def advance(lab: Lab, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
@@ -283,9 +282,12 @@ class Forge(nn.Module):
     def judged(self, batch: int = 48) -> Tensor:
         angle = math.pi * torch.rand(batch)
         real = torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(batch, 2)
-        fake = self.maker(torch.randn(batch, 6)).detach()
-        score: Any = self.critic
-        return F.softplus(score(fake).float()).mean() + F.softplus(-score(real).float()).mean()
+        with half():
+            fake = self.maker(torch.randn(batch, 6)).detach()
+            of_fake, of_real = self.critic(fake), self.critic(real)
+        return F.softplus(of_fake.float()).mean() + F.softplus(-of_real.float()).mean()
 
     def forged(self, batch: int = 48) -> Tensor:
-        return F.softplus(-self.critic(self.maker(torch.randn(batch, 6))).float()).mean()
+        with half():
+            score = self.critic(self.maker(torch.randn(batch, 6)))
+        return F.softplus(-score.float()).mean()
