@@ -28,7 +28,8 @@ def backend_limit(case: Case) -> Iterator[Finding]:
         yield _hidden(case, "captured", _moment(case, captured[0]))
         return
     unscaled = case.stream.habits.unscaled
-    if unscaled.first and unscaled.count >= UNSCALED and not is_off(case):
+    never = unscaled.first == case.stream.first  # else it is the loop that leaves scale() out
+    if unscaled.first and never and unscaled.count >= UNSCALED and not is_off(case):
         yield _hidden(case, "compiled", unscaled.first)
 
 

@@ -9,6 +9,7 @@ from . import texts
 from .case import Case
 from .episodes import Episode, is_descending
 from .findings import Advice, Evidence, Finding
+from .spikes import Spike
 
 
 def calibration(case: Case) -> Iterator[Finding]:
@@ -58,11 +59,40 @@ def growth_probe(case: Case) -> Iterator[Finding]:
 
 
 def spike(case: Case) -> Iterator[Finding]:
-    """Skips with a finite loss that no other rule explains, and that ended."""
+    """Skips with a finite loss that no other rule explains, and that ended; and losses that stood out without one."""
     for episode in case.stream.all_episodes():
         quiet = not (episode.nonfinite or episode.trend or episode.calibrates)
         if quiet and not (episode.closed is None and (episode.probes or episode.at_one)):
             yield _spike(case, episode)
+    spikes = case.stream.spikes
+    first = spikes.first or spikes.pending
+    if first is not None:
+        yield _of_loss(case, first, spikes.pending or spikes.newest or first, spikes.count)
+
+
+def _of_loss(case: Case, first: Spike, newest: Spike, count: int) -> Finding:
+    recovery = (
+        texts.RECOVERY["recovered"].format(closed=texts.at(first.over))
+        if first.over
+        else texts.RECOVERY["unknown"]
+    )
+    text = f"The loss was {first.loss:.4g}; the largest of the 64 losses before was {first.usual:.4g}."
+    evidence = [Evidence(text=text, value=first.loss, attempt=first.at.attempt)]
+    if newest != first:
+        again = f"Seen {texts.times(count + (newest.over is None), 'time')}, the last time at {texts.at(newest.at)}."
+        evidence.append(Evidence(text=again, attempt=newest.at.attempt))
+    return case.finding(
+        "spike",
+        "info",
+        texts.HEADLINES["spike.loss"].format(
+            first=texts.at(first.at), ratio=f"{first.ratio:.3g}", recovery=recovery
+        ),
+        first=first.at,
+        last=newest.over or newest.at,
+        evidence=evidence,
+        confidence=0.7,
+        state="recovered" if newest.over else "open",
+    )
 
 
 def _spike(case: Case, episode: Episode) -> Finding:

@@ -31,13 +31,14 @@ class Episode:
     """Consecutive attempts of one stream that were skipped or whose loss was not finite.
 
     `high` is the highest clean scale of the two growth intervals before it, 0 where there was none.
-    `loss_before` is the median loss of the attempts before. `closed` is the first clean attempt after it.
+    `lr` is that of the last step before it. `loss_before` is the median loss of the attempts before. `closed` is the first clean attempt after it.
     """
 
     first: Moment
     scale: float
     high: float
     taken_before: int
+    lr: float
     after_first_taken: int
     after_growth: bool
     descended: bool  # attempts were skipped before the first step was taken

@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from .episodes import PROBE_DEPTH, Episode, Probes
+from .episodes import Episode, Probes
 from .habits import Habits
 from .moments import NEVER, Moment, moment_of
 from .periods import LoneSkips
 from .rows import Rows, are_nonfinite, runs_of
 from .scale_path import DEFAULT_INTERVAL, ScalePath
-from .trends import ESTABLISHED, Recent, Trend
+from .spikes import Spikes
+from .trends import ESTABLISHED, Depth, Recent, Trend
 
 KEPT_EPISODES: Final = 128  # the first and the last of them, each
 
@@ -46,6 +47,7 @@ class Stream:
     taken: int = 0
     skips: int = 0
     scale: float = 0.0  # what the last attempt left
+    lr: float = math.nan  # of the last step taken
     last: Moment = NEVER
     first_taken: Moment | None = None
     skips_at_first: int = 0  # before it
@@ -65,6 +67,7 @@ class Stream:
     open: Episode | None = None
     probes: Probes = field(default_factory=Probes)
     lone_skips: LoneSkips = field(default_factory=LoneSkips)
+    spikes: Spikes = field(default_factory=Spikes)
     diverged: Trend | None = None
     recent: Recent = field(default_factory=Recent)
     habits: Habits = field(default_factory=Habits)
@@ -115,6 +118,7 @@ class Stream:
             self.open = None
         self.lone_skips.newest.clear()
         self.habits.cut()
+        self.spikes.cut()
 
     def _begin_stream(self, rows: Rows) -> None:
         if self.first is None:
@@ -136,10 +140,13 @@ class Stream:
         taken = np.flatnonzero(rows["taken"])
         if len(taken) and self.first_taken is None:
             self.first_taken, self.skips_at_first = moment_of(rows[taken[0]]), self.skips
+        if len(taken):
+            self.lr = float(rows["lr"][taken[-1]])
         self.attempts += len(rows)
         self.taken += len(taken)
         self._note_epoch(rows)
         self.path.fold(rows, self.recent.newest[:, 3])
+        self.spikes.fold(rows, self.recent.newest[:, 2])
         self._note_zeros(rows)
         self.recent.add(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))
         self.last, self.scale = moment_of(rows[-1]), float(rows["scale_after"][-1])
@@ -160,16 +167,19 @@ class Stream:
             self.overflow = moment.attempt, float(row["scale"])
         if finite:
             self.recent.add(np.array([[*moment, row["loss"], np.nan]]))
-        news = finite or self.open.attempts == 1  # else loss and norm are those of the attempt before
+        news = finite or self.open.nonfinite == 1  # else loss and norm are those of the attempt before
         if self.diverged is None and news and (trend := self._trend(self.open, float(row["scale"]))):
             self.diverged = self.open.trend = trend._replace(seen=moment)
         self.last, self.scale = moment, float(row["scale_after"])
 
     def _trend(self, episode: Episode, scale: float) -> Trend | None:
         trend = self.recent.trend()
-        if trend or self.attempts < ESTABLISHED:
-            return trend
-        return self.recent.leaps(fell=scale < episode.high / PROBE_DEPTH)
+        depth, broke = Depth(scale, episode.high), episode.nonfinite > 0
+        if trend is None and self.taken < ESTABLISHED:
+            trend = self.recent.thrown(depth, broke=broke)
+        if trend is None and self.attempts >= ESTABLISHED:
+            trend = self.recent.leaps(depth, broke=broke)
+        return trend
 
     def _begin(self, moment: Moment, scale: float, bad: int) -> Episode:
         if self.diverged and self.recent.settled(self.diverged):
@@ -181,6 +191,7 @@ class Stream:
             scale=scale,
             high=self.path.highest_clean(moment.attempt),
             taken_before=self.taken,
+            lr=self.lr,
             after_first_taken=since,
             after_growth=self.path.growths > 0,
             descended=self.skips_at_first > 0,

@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from . import texts
 from .case import Case
+from .divergence import FIRST_STEPS
 from .episodes import Episode
 from .evidence import loss_before, recovery, to_no_avail, way_back
-from .findings import Evidence, Finding
+from .findings import Advice, Evidence, Finding
 from .moments import Moment
 
 LARGE: Final = 32.0  # two such numbers in a product over 64 elements pass 65504
@@ -220,10 +221,18 @@ def _forward_overflow(case: Case, episode: Episode, first: Moment, seen: Seen) -
             *way_back(episode, case.stream.interval),
             *loss_before(episode),
         ],
-        advice=texts.fill(texts.ADVICE["forward_overflow"], module=name),
+        advice=[*_of_first_steps(episode), *texts.fill(texts.ADVICE["forward_overflow"], module=name)],
         state="recovered" if episode.closed else "open",
         module=module,
     )
+
+
+def _of_first_steps(episode: Episode) -> list[Advice]:
+    """What would tell whether the first steps were too large, where it breaks right behind them."""
+    if not 0 < episode.taken_before <= FIRST_STEPS or not math.isfinite(episode.loss_before + episode.lr):
+        return []
+    steps = texts.times(episode.taken_before, "step")
+    return texts.fill(texts.ADVICE["forward_overflow.first_steps"], steps=steps, rate=f"{episode.lr:.4g}")
 
 
 def at_origin(seen: Seen, name: str) -> list[Evidence]:

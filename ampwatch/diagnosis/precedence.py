@@ -94,6 +94,8 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "many_optimizers": _STUCK | {"scale_floor", "growth_probe"},
     "scale_floor": _STUCK,
     "scaler_state_lost": frozenset({"calibration", "spike", "schedule_ahead"}),
+    "narrow_range": frozenset({"summed_loss"}),
+    "underflow": frozenset({"summed_loss"}),
     "no_updates": _SCALE_FELL,
     "bad_batch": _SCALE_FELL,
 }
@@ -101,8 +103,10 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
 _TIMELESS: Final = frozenset({"useless_scaler", "low_precision_params"})
 _OF_RUN: Final = frozenset({"rank_disagreement", "rank_fault"})
 """Causes that explain what other ranks say, too."""
-_LATER: Final = frozenset({("weights_poisoned", "dead_zone")})
-"""What came of the other, and is the headline all the same."""
+_LATER: Final = frozenset(
+    {("weights_poisoned", "dead_zone"), ("narrow_range", "summed_loss"), ("underflow", "summed_loss")}
+)
+"""What came of the other, or may be seen after it, and is the headline all the same."""
 _SLACK: Final = {
     "grads_not_cleared": 2,
     "rank_disagreement": 1,

@@ -17,7 +17,7 @@ from .case import Case
 from .findings import Advice, Evidence, Finding
 from .moments import Moment
 from .samples import Sample
-from .underflow import share_at
+from .underflow import MIN_ELEMENTS, share_at
 
 TOTAL_SHARE: Final = 0.02  # of all float16-born elements: above it a warning
 TENSOR_SHARE: Final = 0.20  # of one tensor's elements, if all lose at least TOTAL_SHARE / 4
@@ -65,13 +65,21 @@ class Loss(NamedTuple):
         """Whether a tensor is zero altogether, so that nothing tells how far below the limit it lies."""
         return bool((self.judged["n_zero"] == self.judged["numel"]).any())
 
+    def is_silent_on(self, tensor: int) -> bool:
+        """Whether most of a tensor is zero and too little of it is left to fit: such a sample tells nothing of it."""
+        own = self.judged[self.judged["tensor"] == tensor]
+        left = own["numel"] - own["n_zero"]
+        return bool(((left < MIN_ELEMENTS) & (own["n_zero"] > left)).any())
+
 
 def underflow(case: Case) -> Iterator[Finding]:
     """Underflow in the newest samples, told from the first of them in a row."""
-    losses = list(_losses(case))
     lasting: list[Loss] = []
-    for loss in losses:
-        lasting = [*lasting, loss] if loss.matters else []
+    for loss in _losses(case):
+        if loss.matters:
+            lasting = [*lasting, loss]
+        elif lasting and not loss.is_silent_on(lasting[-1].worst):
+            lasting = []
     raise_log2 = _raise(lasting[-1], case.stream.ceiling()) if len(lasting) >= SAMPLES else 0
     if raise_log2 >= 1:
         yield _finding(case, lasting, raise_log2)
@@ -149,7 +157,8 @@ def _loss_in(sample: Sample, born_ids: Ids, presumable: Ids, vanished: npt.NDArr
     left = (judged["numel"] - judged["n_zero"]).astype(float)
     if len(judged) == 0 or left.sum() + presumed.sum() + gone.sum() == 0:
         return None
-    lost = judged["lost"] + _total_losses(judged, gone)
+    altogether = _total_losses(judged, gone)
+    lost = judged["lost"] + altogether
     shares = lost / np.maximum(lost + left, 1)
     worst = int(shares.argmax())
     total = lost.sum() + left.sum()
@@ -158,7 +167,7 @@ def _loss_in(sample: Sample, born_ids: Ids, presumable: Ids, vanished: npt.NDArr
         float(judged["scale"][0]),
         float(lost.sum() / total),
         float(judged["n_zero"].sum() / judged["numel"].sum()),
-        float(judged["norm_share"].max()),
+        float(np.where(altogether > 0, 1.0, judged["norm_share"]).max()),
         int(judged["tensor"][worst]),
         float(shares[worst]),
         bool(presumed.any()),
@@ -220,7 +229,7 @@ def _narrow(case: Case, lasting: Sequence[Loss]) -> Finding:
             first=texts.at(first), low=low, high=high, share=texts.percent(now.worst_share)
         ),
         first=first,
-        evidence=_evidence(now, low),
+        evidence=[*_shares(now, low), _ceiling(case, now, high)],
         advice=texts.fill(texts.ADVICE["narrow_range"], low=low, high=high),
         confidence=0.8,
         module=case.described.module_of(now.worst),
@@ -252,7 +261,7 @@ def _finding(case: Case, lasting: Sequence[Loss], raise_log2: int) -> Finding:
         "warning",
         headline,
         first=first,
-        evidence=_evidence(now, name),
+        evidence=[*_shares(now, name), _room(now)],
         advice=_advice(now, raise_log2),
         confidence=0.7 if now.presumed else 0.9,
         module=case.described.module_of(now.worst),
@@ -260,23 +269,36 @@ def _finding(case: Case, lasting: Sequence[Loss], raise_log2: int) -> Finding:
     )
 
 
-def _evidence(now: Loss, name: str) -> list[Evidence]:
+def _shares(now: Loss, name: str) -> list[Evidence]:
     elements = (
         f"Lower bound over the {len(now.judged)} tensors known to be computed in float16: "
         f"{texts.percent(now.share)} of the elements that should not be zero; the zeros allow {texts.percent(now.bound)}."
     )
     norm = f"In the tensor that loses most of it, at least {texts.percent(now.norm_share)} of the L2 norm."
     worst = f"{name} loses {texts.percent(now.worst_share)} of its elements."
-    largest = float(now.judged["max_abs"].max())
-    room = f"The largest scaled gradient is {largest:.3g}, float16 ends at 65504; loss scale {texts.power(now.scale)}."
     return [
         Evidence(text=elements, value=now.share, unit="share of elements", attempt=now.attempt),
         Evidence(
             text=worst, value=now.worst_share, unit="share of elements", attempt=now.attempt, tensor=name
         ),
         Evidence(text=norm, value=now.norm_share, unit="share of L2 norm", attempt=now.attempt),
-        Evidence(text=room, value=largest, attempt=now.attempt),
     ]
+
+
+def _room(now: Loss) -> Evidence:
+    largest = float(now.judged["max_abs"].max())
+    text = f"The largest scaled gradient is {largest:.3g}, float16 ends at 65504; loss scale {texts.power(now.scale)}."
+    return Evidence(text=text, value=largest, attempt=now.attempt)
+
+
+def _ceiling(case: Case, now: Loss, high: str) -> Evidence:
+    """Why the scale cannot grow: it overflowed not long ago, or next to no room is left."""
+    attempt, scale = case.stream.overflow
+    if not math.isfinite(case.stream.ceiling()):
+        return _room(now)
+    at = texts.at(_moment(case, attempt))
+    text = f"The loss scale is {texts.power(now.scale)}; at {texts.power(scale)} {high} overflowed, at {at}."
+    return Evidence(text=text, value=scale, attempt=attempt, tensor=high)
 
 
 def _advice(now: Loss, raise_log2: int) -> list[Advice]:

@@ -26,11 +26,28 @@ LEAPT: Final = 8.0  # … so many times
 HURLS: Final = 2  # changes of the weights in a row that may be all, if they make the loss …
 HURLED: Final = 1e3  # … so many times larger, and it …
 STAYS: Final = 3  # … stays there for so many attempts, each with another batch
-ESTABLISHED: Final = 24  # attempts by which a stream has percentiles of its own to leap from
+ESTABLISHED: Final = 24  # attempts, and steps, by which a stream has percentiles of its own to leap from
+THROWN: Final = 100.0  # × the first losses, where a stream has none and the loss stays
+
+
+class Depth(NamedTuple):
+    """A loss scale at which gradients overflowed, and the highest that was clean of late; 0 where none was."""
+
+    scale: float
+    high: float
+
+    @property
+    def is_far(self) -> bool:
+        """Whether gradients must have grown past 4 × what they were, whatever the last norm that could be taken was."""
+        return self.scale < self.high / PAST
 
 
 class Trend(NamedTuple):
-    """Loss and true norm that grew past 4 × their own 99th percentile: since when, from what, to what."""
+    """Loss and true norm that grew past 4 × their own 99th percentile: since when, from what, to what.
+
+    Of a young stream the percentiles are the largest of its first values. `depth` stands for a norm that could not be
+    taken, since the gradients overflowed.
+    """
 
     onset: Moment
     seen: Moment
@@ -38,6 +55,8 @@ class Trend(NamedTuple):
     loss_p99: float
     norm: float
     norm_p99: float
+    depth: Depth | None = None
+    is_young: bool = False
 
 
 @dataclass(slots=True)
@@ -78,19 +97,33 @@ class Recent:
             return None
         return _trend_of(self.newest, loss, norm, *self.baseline())
 
-    def leaps(self, *, fell: bool) -> Trend | None:
+    def leaps(self, depth: Depth, *, broke: bool) -> Trend | None:
         """A divergence in a few steps, judged at a skip: the last 3 have made the loss 8 times larger, or 2 a thousand times.
 
         Attempts are taken together by step, as the weights stay what they are while attempts are skipped: one wild
-        batch leaps once and is not there in the next. A scale that fell below a quarter of the highest clean one
-        tells that gradients have passed 4 × what they were, whatever the last norm that could be taken was.
+        batch leaps once and is not there in the next.
+
+        Arguments:
+            broke: the loss is not finite now, which is a leap of its own.
         """
-        loss, norms = _leapt(self.finite_losses()), _finite(self.newest, 3)[:, 3]
+        loss, norms = _leapt(self.finite_losses(), LEAPS - broke), _finite(self.newest, 3)[:, 3]
         if not loss or not len(norms):
             return None
-        return _trend_of(
-            self.newest, loss, float(norms[-1]), *self.baseline(), norm_past=1.0 if fell else PAST
-        )
+        return _trend_of(self.newest, loss, float(norms[-1]), *self.baseline(), depth=depth)
+
+    def thrown(self, depth: Depth, *, broke: bool) -> Trend | None:
+        """The same in the first steps of a stream: the loss stands 100 times above those before the last 3, or 8 times and breaks."""
+        losses, norms = self.finite_losses(), _finite(self.newest, 3)[:, 3]
+        steps = list(runs_of(losses[:, 1]))
+        if len(steps) < 2 or not len(norms):
+            return None
+        start, stop = steps[-1]
+        first = losses[: steps[max(len(steps) - LEAPS, 1)][0], 2].max()
+        loss = float(np.median(losses[start:stop, 2]))
+        if not (broke and loss >= LEAPT * first) and not (stop - start >= STAYS and loss >= THROWN * first):
+            return None
+        trend = _trend_of(self.newest, loss, float(norms[-1]), float(first), float(norms[0]), depth=depth)
+        return trend and trend._replace(is_young=True)
 
     def settled(self, trend: Trend) -> bool:
         """Whether the loss has come back from a divergence: the last 8 stand below 2 × the percentile before it."""
@@ -105,16 +138,17 @@ def _trend_of(
     norm: float,
     loss_p99: float,
     norm_p99: float,
-    norm_past: float = PAST,
+    depth: Depth | None = None,
 ) -> Trend | None:
     """Loss and norm that have risen past 4 × their 99th percentile; onset is when the loss last passed it."""
-    if not (loss > PAST * loss_p99 > 0 and norm > norm_past * norm_p99 > 0):
+    grew = norm > PAST * norm_p99 > 0
+    if not loss > PAST * loss_p99 > 0 or not (grew or (depth and depth.is_far)):
         return None
     losses = _finite(recent, 2)
     below = np.flatnonzero(losses[:, 2] <= loss_p99)
     onset = losses[min(below[-1] + 1, len(losses) - 1) if len(below) else 0]
     moment = Moment(int(onset[0]), int(onset[1]))
-    return Trend(moment, moment, loss, loss_p99, norm, norm_p99)
+    return Trend(moment, moment, loss, loss_p99, norm, norm_p99, None if grew else depth)
 
 
 def _risen(values: npt.NDArray[np.float64]) -> float:
@@ -134,11 +168,11 @@ def _risen(values: npt.NDArray[np.float64]) -> float:
     return third if third > 1.25 * second > 1.25 * 1.25 * first > 0 else 0.0
 
 
-def _leapt(recent: npt.NDArray[np.float64]) -> float:
+def _leapt(recent: npt.NDArray[np.float64], leaps: int) -> float:
     """The median loss of the newest step if it and those of the steps before leapt one after another, else 0."""
     steps = list(runs_of(recent[:, 1]))[-LEAPS - 1 :]
     medians = [float(np.median(recent[a:b, 2])) for a, b in steps]
-    if len(medians) > LEAPS and _rises(medians, LEAPT):
+    if len(medians) > leaps and _rises(medians[-leaps - 1 :], LEAPT):
         return medians[-1]
     stays = len(medians) > HURLS and steps[-1][1] - steps[-1][0] >= STAYS
     return medians[-1] if stays and _rises(medians[-HURLS - 1 :], HURLED) else 0.0

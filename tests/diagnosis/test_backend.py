@@ -64,6 +64,8 @@ def test_attempts_that_are_hidden():
     for row in run.rows:
         row |= {"losses": 0, "stepped": 1}
     assert loud(run) == [("backend_limit", "warning")]
+    run.rows[0]["losses"] = 1  # scale() can be seen, and the loop leaves it out
+    assert loud(run) == []
 
 
 def test_a_sparse_sum_that_overflows_explains_the_skip():

@@ -101,3 +101,48 @@ def test_a_skip_far_below_the_highest_clean_scale_stands_for_the_norm():
         ("spike", "info", "open")
     ]  # at 2^15 and 2^14, a quarter of 2^16
     assert run.skip(1, loss=14.0).kinds() == [("divergence", "fatal", "open")]
+    (finding,) = run.findings()
+    assert "gradients overflow at loss scale 2^13, where 2^16 was clean" in finding.headline
+
+
+def test_a_loss_that_breaks_is_a_leap_of_its_own():
+    def broke(*losses: float) -> list[str]:
+        run = Run().clean(60).clean(loss=list(losses), norm=[10.0] * len(losses)).broken(8)
+        return [f.kind for f in run.findings() if f.severity != "info"]
+
+    assert broke(4.0, 14.0) == ["divergence"]
+    assert broke(14.0) == broke(2.0, 7.0) == ["nonfinite_forward"]
+
+
+def young(first: int, thrown: float, skips: int) -> Run:
+    """Attempts at a loss of 1, a step that makes it so much larger, and skips at these weights."""
+    return Run().clean(first, norm=2.0).skip(skips, loss=thrown)
+
+
+def test_in_the_first_steps_a_loss_that_stays_100_times_larger_is_divergence():
+    def loud(run: Run) -> list[str]:
+        return [f.kind for f in run.findings() if f.severity != "info"]
+
+    assert loud(young(1, 300.0, 4)) == loud(young(9, 300.0, 9)) == ["divergence"]
+    assert loud(young(1, 300.0, 3)) == loud(young(1, 90.0, 9)) == []
+    assert loud(young(1, 9.0, 4).broken(4)) == ["divergence"]
+    assert loud(young(1, 7.0, 4).broken(4)) == loud(young(1, 9.0, 1).broken(4)) == ["nonfinite_forward"]
+
+
+def test_of_a_young_stream_no_percentiles_are_told():
+    (finding,) = young(1, 300.0, 4).findings()
+    assert finding.evidence[0].text == "The loss rose to 300; it was at most 1."
+    assert "gradients overflow at loss scale 2^13, where 2^16 was clean" in finding.headline
+
+
+def by_rate(name: str, lr: float, steps: int = 1) -> list[str]:
+    run = Run().event("optimizers", optimizers=[{"id": 0, "class": name}]).clean(steps).broken(4)
+    for row in run.rows:
+        row["lr"] = lr
+    return [f.kind for f in run.findings()]
+
+
+def test_an_optimizer_that_moves_weights_by_its_rate_throws_them():
+    assert by_rate("AdamW", 3.0) == by_rate("Lion", 0.5, steps=3) == ["divergence"]
+    quiet = ["nonfinite_forward"]
+    assert by_rate("AdamW", 0.1) == by_rate("SGD", 3.0) == by_rate("AdamW", 3.0, steps=4) == quiet

@@ -62,11 +62,13 @@ def test_streams_are_judged_apart():
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     run = Run(interval=draw(st.sampled_from([7, 50])))
-    for length, what in draw(st.lists(st.tuples(st.integers(1, 40), st.sampled_from("csbr")), max_size=12)):
+    for length, what in draw(st.lists(st.tuples(st.integers(1, 40), st.sampled_from("csbrp")), max_size=12)):
         if what == "c":
             run.clean(length).tensor({-24: 300, -20: 300}, zeros=400)
         elif what == "r":
             run.clean(loss=[1.3**i for i in range(length)], norm=[1.3**i for i in range(length)])
+        elif what == "p":
+            run.clean(loss=[6.0 * length, *[1.0 + length] * (length % 12)])
         else:
             run.skip(length % 9 + 1, loss=1.0 if what == "s" else math.nan)
             run.event("call_fault", fault="step_twice", optimizer=0, order=[], raised=True)

@@ -99,6 +99,26 @@ def test_a_scale_that_can_neither_stay_nor_grow(worst: int, largest: float, over
     assert samples(worst, largest, over) == kinds
 
 
+def test_a_sample_with_too_little_left_to_fit_neither_proves_nor_refutes():
+    def kinds(last: dict[int, int], zeros: int) -> list[str]:
+        run = Run().event("origin", attempt=0, origins={"0": "float16", "1": "float16"})
+        for i in range(7):
+            run.clean(10).tensor({0: 400}, tensor=1, max_abs=50000.0)
+            run.tensor(last if i == 6 else {-24: 300, -23: 200, -22: 130}, zeros=zeros if i == 6 else 600)
+        return [f.kind for f in run.findings()]
+
+    assert kinds({-24: 20}, zeros=1210) == ["narrow_range"]
+    assert kinds({-10: 1230}, zeros=0) == []
+
+
+def test_a_scale_below_1_is_not_called_healthy_beside_it():
+    run = Run(interval=10**6).event("origin", attempt=0, origins={"0": "float16", "1": "float16"}).skip(19)
+    for i in range(15):
+        run.clean(loss=[9.0 - 0.01 * (10 * i + j) for j in range(10)])
+        run.tensor({-24: 300, -23: 200, -22: 130}, zeros=600).tensor({0: 400}, tensor=1, max_abs=50000.0)
+    assert [f.kind for f in run.findings()] == ["narrow_range", "calibration"]
+
+
 def vanished(before: float) -> list[str]:
     """A tensor that was so large at a scale of 2^16 is zero at 2^4, beside one that allows no larger scale."""
     run = Run().event("origin", attempt=0, origins={"0": "float16"}).clean(1)

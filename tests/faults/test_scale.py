@@ -1,6 +1,16 @@
 import pytest
 import torch
-from loops import Transformer, above_info, features, findings, mlp, recorded, regression, train
+from loops import (
+    Transformer,
+    above_info,
+    features,
+    findings,
+    mlp,
+    recorded,
+    regression,
+    train,
+    worse_than_info,
+)
 from torch import nn
 
 
@@ -144,6 +154,63 @@ def test_a_learning_rate_too_large_is_divergence(tmp_path):
 def test_a_learning_rate_that_serves_is_silent(tmp_path):
     sharpened(tmp_path, lr=0.1)
     assert above_info(tmp_path) == []
+
+
+def at_rate(directory, optimizer, lr, body=mlp):
+    """The first steps at a learning rate."""
+    model = body()
+    loss = model.loss if isinstance(model, Transformer) else lambda step: regression(model, step)
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), loss, steps=24, optimizer=optimizer(model.parameters(), lr=lr))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "body", "said"),
+    [
+        (
+            torch.optim.SGD,
+            10.0,
+            mlp,
+            "Training diverges since step 1",
+        ),  # the loss leaps, and stays finite for long
+        (torch.optim.AdamW, 10.0, Transformer, "The first step threw the model"),  # it is never finite again
+    ],
+)
+def test_first_steps_that_are_far_too_large_are_divergence(tmp_path, optimizer, lr, body, said):
+    at_rate(tmp_path, optimizer, lr, body)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step) == ("divergence", "fatal", 1)
+    assert finding.headline.startswith(said)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_first_steps_of_an_ordinary_size_are_silent(tmp_path, optimizer):
+    at_rate(tmp_path, optimizer, 1e-2)
+    assert above_info(tmp_path) == []
+
+
+def gust(directory, weight):
+    """One batch that counts so much, at a scale that bears it."""
+    model = mlp()
+    with recorded(directory) as scaler:
+        train(
+            model,
+            scaler(model=model, init_scale=2.0**6),
+            lambda step: regression(model, step) * (weight if step == 30 else 1.0),
+            steps=40,
+        )
+
+
+def test_a_loss_that_stands_out_without_a_skip_is_a_spike(tmp_path):
+    gust(tmp_path, 50.0)
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("spike", "info", 30)
+    assert finding.state == "recovered"
+
+
+def test_without_it_nothing_is_said(tmp_path):
+    gust(tmp_path, 1.0)
+    assert findings(tmp_path) == []
 
 
 def test_a_loss_summed_over_many_samples_settles_below_1_in_peace(tmp_path):

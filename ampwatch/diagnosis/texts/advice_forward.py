@@ -31,6 +31,12 @@ FORWARD: Final[dict[str, list[Advice]]] = {
             "not see the scale, and clipping an infinite norm gives zeros or NaN."
         ),
     ],
+    "forward_overflow.first_steps": [
+        Advice(
+            "The loss was finite at the first weights and is not after {steps} at learning rate {rate}: run these batches "
+            "again with a tenth of it. If the loss stays finite, the steps were too large, and what follows is not needed."
+        ),
+    ],
     "nonfinite_forward.born": [
         Advice(
             "Look in {module} for what makes NaN of finite numbers: 0/0, a root or logarithm of a negative number, inf - inf, "

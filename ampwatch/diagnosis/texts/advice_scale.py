@@ -19,6 +19,15 @@ SCALE: Final[dict[str, list[Advice]]] = {
         ),
         Advice("Not a cure: another scale or a minimum of the scale. It falls because the gradients grow."),
     ],
+    "divergence.rate": [
+        Advice(
+            "Start again with a learning rate well below the size of the weights, and a warm-up.",
+            "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)",
+        ),
+        Advice(
+            "Not a cure: clipping, which does not change the size of such an optimizer's steps, float32, or another scale."
+        ),
+    ],
     "no_updates.scale": [
         Advice(
             "Give the scaler a scale again, and look at what made this one: an update(new_scale) of the loop's own, or the "

@@ -27,6 +27,10 @@ HEADLINES: Final = {
         "{skips} since {first} that loss scaling does not explain, with a finite loss: gradients were for a moment larger "
         "than before. {recovery}"
     ),
+    "spike.loss": (
+        "The loss was {ratio} × the largest of the 64 before it at {first}. Steps were taken, so this batch is in the "
+        "weights. {recovery}"
+    ),
     "bad_batch": (
         "The loss was {loss} at {first}, for one attempt only. The step was skipped, so the weights are "
         "unharmed; {recovery}"
@@ -213,12 +217,13 @@ HEADLINES: Final = {
         "The training was resumed without the state of its GradScaler: it ended at {before} and began at {after}, at "
         "{first}. It recovers by itself after some skipped steps, until the next time."
     ),
-    "divergence": (
-        "Training diverges since {first}: loss {loss_ratio} × and gradient norm {norm_ratio} × what they were. {recovery}"
-    ),
+    "divergence": ("Training diverges since {first}: {grown}. {recovery}"),
     "divergence.early": (
-        "Loss and gradient norm grow together since {first}: {loss_ratio} × and {norm_ratio} × what they were. If it "
-        "goes on, training diverges; nothing is lost yet."
+        "Loss and gradient norm grow together since {first}: {grown}. If it goes on, training diverges; nothing is lost yet."
+    ),
+    "divergence.rate": (
+        "{steps} threw the model out of float16's range: each weight was moved by about the learning rate, {rate}, and the "
+        "loss is not finite since {first}. {recovery}"
     ),
     "no_updates": (
         "Nothing has been learned since {first}: {skips} in a row, loss scale down to {scale}. It does not "
