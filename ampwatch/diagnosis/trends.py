@@ -171,7 +171,7 @@ def _risen(values: npt.NDArray[np.float64]) -> float:
 def _leapt(recent: npt.NDArray[np.float64], leaps: int) -> float:
     """The median loss of the newest step if it and those of the steps before leapt one after another, else 0."""
     steps = list(runs_of(recent[:, 1]))[-LEAPS - 1 :]
-    medians = [float(np.median(recent[a:b, 2])) for a, b in steps]
+    medians = [float(median(recent[a:b, 2].tolist())) for a, b in steps]
     if len(medians) > leaps and _rises(medians[-leaps - 1 :], LEAPT):
         return medians[-1]
     stays = len(medians) > HURLS and steps[-1][1] - steps[-1][0] >= STAYS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -23,10 +24,15 @@ CODEC: Final = (
 _LEVEL: Final = 1
 _MISSING32: Final = 0x7FC0_07A2  # `records.MISSING` in a float32
 _SIGNED: Final = ("<i1", "<i2", "<i4", "<i8")
+_SMALL_ROWS, _SMALL_BYTES = (
+    1024,
+    48,
+)  # of a column that was perhaps decoded before: mostly one of a single value
+_WORDS: Final = {1: "<u1", 8: "<u8"}  # to compare reals by their bits
 _UNSIGNED: Final = ("<u1", "<u2", "<u4", "<u8")
 
 
-class _Column(msgspec.Struct, array_like=True):
+class _Column(msgspec.Struct, array_like=True, frozen=True):
     dtype: str  # as it was given
     stored: str  # as it lies in `data`; unsigned: zigzag, so that what is near 0 on either side has high bytes of 0
     width: int
@@ -49,7 +55,9 @@ _DECODER: Final = msgspec.msgpack.Decoder(dict[str, _Column])
 
 def encode(table: Mapping[str, Array]) -> bytes:
     """Columns, 1-D or (rows, width), of little-endian integers, flags or float64, as bytes."""
-    return msgspec.msgpack.encode({name: _encode_column(array) for name, array in table.items()})
+    distinct = {id(array): array for array in table.values()}
+    made = {key: _encode_any(array) for key, array in distinct.items()}
+    return msgspec.msgpack.encode({name: made[id(array)] for name, array in table.items()})
 
 
 def encode_first(table: Mapping[str, Array]) -> bytes:
@@ -60,12 +68,44 @@ def encode_first(table: Mapping[str, Array]) -> bytes:
 def decode(data: bytes, names: Collection[str] | None = None) -> Table:
     """The columns of `encode`, bit for bit but for the payload of a measured NaN; only `names` where given."""
     columns = _DECODER.decode(data)
-    return {name: _decode_column(c) for name, c in columns.items() if names is None or name in names}
+    return {name: _decode_any(c) for name, c in columns.items() if names is None or name in names}
 
 
 def names(data: bytes) -> list[str]:
     """The names of the columns of `encode`."""
     return list(_DECODER.decode(data))
+
+
+def _encode_any(array: Array) -> _Column:
+    """Columns of one value, which are many, are encoded once."""
+    if array.ndim == 1 and len(array):
+        value = array[:1].tobytes()
+        if (
+            array.itemsize in _WORDS
+            and (array.view(_WORDS[array.itemsize]) == np.frombuffer(value, _WORDS[array.itemsize])).all()
+        ):
+            return _encode_constant(array.dtype.str, value, len(array))
+    return _encode_column(array)
+
+
+@lru_cache(maxsize=4096)
+def _encode_constant(dtype: str, value: bytes, rows: int) -> _Column:
+    return _encode_column(np.repeat(np.frombuffer(value, dtype), rows))
+
+
+def _decode_any(column: _Column) -> Array:
+    return (
+        _decode_small(column)
+        if column.rows <= _SMALL_ROWS and len(column.data) <= _SMALL_BYTES
+        else _decode_column(column)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _decode_small(column: _Column) -> Array:
+    array = _decode_column(column)
+    array.flags.writeable = False  # others get it too
+    return array
 
 
 def _encode_column(array: Array) -> _Column:

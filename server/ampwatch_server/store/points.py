@@ -35,15 +35,26 @@ def names_of(points: Table) -> list[str]:
 
 
 def from_rows(rows: Table, names: Collection[str], parts: Sequence[str] = PARTS) -> Table:
-    """Each row as a point of its own, with these parts. A name that the rows lack is missing everywhere."""
+    """Each row as a point of its own, with these parts. A name that the rows lack is missing everywhere.
+
+    Parts that are the same are one array, as the counts of all that is finite are: `merge` and the codec, which cost
+    more, then do their work once.
+    """
     n = len(rows["attempt"])
-    points: Table = {"attempt": rows["attempt"], "rows": np.ones(n, np.int64)}
+    ones, zeros = np.ones(n, np.int64), np.zeros(n, np.int64)
+    points: Table = {"attempt": rows["attempt"], "rows": ones}
     points |= {label: real(rows, label) for label in LABELS}
     points |= {name: rows[name] for name in ("tensor", "hist") if name in rows}
     for name in names:
         values = real(rows, name)
         finite = np.isfinite(values)
-        points |= {f"{name}:{part}": _PART[part](values, finite) for part in parts}
+        if finite.all():
+            points |= {
+                f"{name}:{part}": {"count": ones}.get(part, zeros) for part in parts if part in _COUNTS
+            }
+            points |= {f"{name}:{part}": values for part in parts if part not in _COUNTS}
+        else:
+            points |= {f"{name}:{part}": _PART[part](values, finite) for part in parts}
     return points
 
 
@@ -53,13 +64,22 @@ def merge(points: Table, stride: int) -> Table:
     if n == 0:
         return points
     tensor = points.get("tensor", np.zeros(n, np.int64))
-    order = np.lexsort((points["attempt"], tensor))
-    key, tensor = points["attempt"][order] // stride, tensor[order]
+    if "tensor" in points or (np.diff(points["attempt"]) < 0).any():
+        order = np.lexsort((points["attempt"], tensor))
+        points, tensor = select(points, order), tensor[order]
+    key = points["attempt"] // stride
     new = (np.diff(key) != 0) | (np.diff(tensor) != 0)
     starts = np.concatenate(([0], np.flatnonzero(new) + 1))
     if len(starts) == n:
-        return select(points, order)
-    return {name: _reduce(name, column[order], starts) for name, column in points.items()}
+        return points
+    made: dict[tuple[int, str], Array] = {}
+    merged: Table = {}
+    for name, column in points.items():
+        key_of = id(column), _way_of(name)
+        if key_of not in made:
+            made[key_of] = _WAYS[key_of[1]](column, starts)
+        merged[name] = made[key_of]
+    return merged
 
 
 def concat(tables: Sequence[Table]) -> Table:
@@ -70,9 +90,11 @@ def concat(tables: Sequence[Table]) -> Table:
     return {name: np.concatenate([_column(table, name) for table in tables]) for name in names}
 
 
-def select(table: Table, chosen: Array) -> Table:
-    """The rows of a table that a mask or an order chooses."""
-    return {name: column[chosen] for name, column in table.items()}
+def select(table: Table, chosen: Array | slice) -> Table:
+    """The rows of a table that a mask, an order or a slice chooses."""
+    distinct = {id(column): column for column in table.values()}
+    made = {key: column[chosen] for key, column in distinct.items()}
+    return {name: made[id(column)] for name, column in table.items()}
 
 
 def _only(values: Array, finite: Array) -> Array:
@@ -90,14 +112,13 @@ _PART: Final[dict[str, Callable[[Array, Array], Array]]] = {
 }
 
 
-def _reduce(name: str, column: Array, starts: Array) -> Array:
+def _way_of(name: str) -> str:
+    """How the column of this name is reduced."""
     part = name.rpartition(":")[2]
-    if part == "min":
-        return _known(np.fmin.reduceat(column, starts))
-    if part == "max":
-        return _known(np.fmax.reduceat(column, starts))
-    if part in ("attempt", "tensor", *LABELS):
-        return column[starts]
+    return part if part in _WAYS else "first" if part in ("attempt", "tensor", *LABELS) else "sum"
+
+
+def _sum(column: Array, starts: Array) -> Array:
     with np.errstate(over="ignore"):
         return np.add.reduceat(column, starts, axis=0)
 
@@ -105,6 +126,14 @@ def _reduce(name: str, column: Array, starts: Array) -> Array:
 def _known(extremes: Array) -> Array:
     """The reduction of nothing but missing values is missing, whatever NaN it left."""
     return np.where(np.isnan(extremes), MISSING, extremes)
+
+
+_WAYS: Final[dict[str, Callable[[Array, Array], Array]]] = {
+    "min": lambda column, starts: _known(np.fmin.reduceat(column, starts)),
+    "max": lambda column, starts: _known(np.fmax.reduceat(column, starts)),
+    "first": lambda column, starts: column[starts],
+    "sum": _sum,
+}
 
 
 def real(rows: Table, name: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ def unique(table: Table) -> Table:
     """
     n = len(table["attempt"])
     tensor = table.get("tensor", np.zeros(n, np.int64))
+    if "tensor" not in table and (np.diff(table["attempt"]) > 0).all():
+        return table
     order = np.lexsort((table["seq"], table["attempt"], tensor))
     attempt, tensor = table["attempt"][order], tensor[order]
     last = np.ones(n, np.bool_)
@@ -39,6 +42,14 @@ def unique(table: Table) -> Table:
 def split(table: Table, key: Callable[[Table], Array]) -> Iterator[tuple[int, Table]]:
     """The table by values of `key`, ascending."""
     keys = key(table)
+    if not len(keys):
+        return
+    steps = np.diff(keys)
+    if (steps >= 0).all():  # as they are sent
+        edges = [0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]
+        for first, last in pairwise(edges):
+            yield int(keys[first]), select(table, slice(first, last))
+        return
     for value in np.unique(keys):
         yield int(value), select(table, keys == value)
 
