@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def create(
     name: Annotated[str, typer.Argument(help="What it is for, such as the name of a cluster.")],
     scope: Annotated[list[str] | None, typer.Option(help="read, write or admin; may be repeated.")] = None,
+    project: Annotated[str | None, typer.Option(help="For the runs of this project only.")] = None,
     database: Database = None,
     directory: Directory = None,
     json_: Json = False,
@@ -37,9 +38,10 @@ def create(
     """Make a token and print it, this once. Training jobs need the scope write."""
     scopes = scope or ["write"]
     with _book(database, directory, make=True) as book:
-        value = book.create(name, scopes)
+        value = book.create(name, scopes, project)
     typer.echo(f"ampwatch: a token for the server on {book.database}", err=True)
-    typer.echo(as_json({"token": value, "name": name, "scopes": scopes}) if json_ else value)
+    made = {"token": value, "name": name, "scopes": scopes, "project": project}
+    typer.echo(as_json(made) if json_ else value)
 
 
 @token_app.command("list")
@@ -54,7 +56,11 @@ def list_(database: Database = None, directory: Directory = None, json_: Json = 
         typer.echo("No tokens.")
     for row in rows:
         made = datetime.fromtimestamp(row["created"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        typer.echo(f"{row['id']:>4}  {','.join(row['scopes']):<16}  {made}  {row['name']}")
+        typer.echo(f"{row['id']:>4}  {','.join(row['scopes']):<16}  {made}  {row['name']}{_of(row)}")
+
+
+def _of(row: dict[str, Any]) -> str:
+    return "" if row["project"] is None else f", project {row['project']}"
 
 
 @token_app.command()

@@ -2,7 +2,8 @@
 
 A program sends `Authorization: Bearer <token>`. A browser opens the one-time link that the server prints, and gets
 a cookie for it. Scopes: `read` (every GET), `write` (sending batches), `admin` (editing and deleting,
-and all of the others).
+and all of the others). A token may be for the runs of one project only: it sees no other, and what it sends first
+belongs to that project, whatever the job says.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Grant(NamedTuple):
     hash: str
     scopes: frozenset[str]
     expires: float | None
+    project: str | None = None  # whose runs it is for; None: every one
 
     @property
     def who(self) -> str:
@@ -68,14 +70,29 @@ class Auth:
         self._read_at = float("-inf")
         self._used: dict[tuple[int, str], float] = {}
 
-    def issue(self, kind: str, name: str, scopes: Iterable[Scope], lifetime_s: float | None = None) -> str:
-        """A new token, session or link of these scopes; its value, which is shown this once."""
+    def issue(
+        self,
+        kind: str,
+        name: str,
+        scopes: Iterable[Scope],
+        lifetime_s: float | None = None,
+        *,
+        project: str | None = None,
+    ) -> str:
+        """A new token, session or link of these scopes, for all runs or those of a project; its value, shown this once."""
         value = secrets.token_urlsafe(32)
-        self.admit(value, kind, name, scopes, lifetime_s)
+        self.admit(value, kind, name, scopes, lifetime_s, project=project)
         return value
 
     def admit(
-        self, value: str, kind: str, name: str, scopes: Iterable[Scope], lifetime_s: float | None = None
+        self,
+        value: str,
+        kind: str,
+        name: str,
+        scopes: Iterable[Scope],
+        lifetime_s: float | None = None,
+        *,
+        project: str | None = None,
     ) -> None:
         """Let a value be a token, session or link; nothing where it is one already.
 
@@ -87,6 +104,7 @@ class Auth:
             "name": name,
             "hash": _hash(value),
             "scopes": " ".join(scopes),
+            "project": project,
             "created": now,
             "expires": None if lifetime_s is None else now + lifetime_s,
         }
@@ -162,10 +180,10 @@ class Auth:
 
     def _load(self) -> list[Grant]:
         row = t.tokens.c
-        query = sa.select(row.id, row.kind, row.name, row.hash, row.scopes, row.expires)
+        query = sa.select(row.id, row.kind, row.name, row.hash, row.scopes, row.expires, row.project)
         with self._database.read() as connection:
             return [
-                Grant(g.id, g.kind, g.name, g.hash, frozenset(g.scopes.split()), g.expires)
+                Grant(g.id, g.kind, g.name, g.hash, frozenset(g.scopes.split()), g.expires, g.project)
                 for g in connection.execute(query)
             ]
 

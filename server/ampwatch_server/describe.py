@@ -66,7 +66,9 @@ def describe_run(connection: Connection, run: str, *, caught_up: bool) -> bool:
     data = _data(connection.execute(query).scalar())
     end = _end(connection, run, caught_up=caught_up)
     described = {
-        "project": text(data.get("project", "")),
+        "project": sa.case(
+            (t.runs.c.bound, t.runs.c.project), else_=sa.literal(text(data.get("project", "")))
+        ),
         "given_name": text(data.get("name", "")),
         "given_tags": write_tags(_list(data.get("tags"))),
         **_start(connection, run),

@@ -7,7 +7,7 @@ stored once however often it is sent; the same key with another digest is a conf
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,10 @@ class Conflict(AmpwatchError):
     """A batch that contradicts what is stored: another body under its key, or its producer in another run."""
 
 
+class OtherProject(AmpwatchError):
+    """A batch that came by a token of one project, for a run of another."""
+
+
 class Overloaded(AmpwatchError):
     """More waits for the disk than the server wants to hold in memory; the same batch may be sent again later."""
 
@@ -46,7 +50,11 @@ class _Waiting(NamedTuple):
     extent: Extent
     time: float
     received: float
+    project: str | None  # of the token that it came by
     future: Future[Stored]
+
+
+Outcome = Stored | Conflict | OtherProject
 
 
 class _Producer(NamedTuple):
@@ -59,7 +67,7 @@ class _Producer(NamedTuple):
 class _Outcomes(NamedTuple):
     """What became of each batch of a group, and where the new ones of each run lie."""
 
-    of_each: list[Stored | Conflict]
+    of_each: list[Outcome]
     new: dict[str, list[Key]]
 
 
@@ -79,16 +87,19 @@ class Inbox:
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
 
-    def append(self, batch: Batch, extent: Extent, *, time: float | None = None) -> Future[Stored]:
+    def append(
+        self, batch: Batch, extent: Extent, *, time: float | None = None, project: str | None = None
+    ) -> Future[Stored]:
         """Store a batch whose body was checked. The future resolves after the durable commit.
 
         Arguments:
             extent: `limits.check(batch)`.
             time: when it was produced, where that is known to be long ago; now if None.
-        Errors: in the future, Conflict. Raised at once, Overloaded.
+            project: that its run must belong to, and will where it is new; any if None.
+        Errors: in the future, Conflict or OtherProject. Raised at once, Overloaded.
         """
         now = self._settings.clock()
-        waiting = _Waiting(batch, extent, now if time is None else time, now, Future())
+        waiting = _Waiting(batch, extent, now if time is None else time, now, project, Future())
         with self._lock:
             if self._waiting_bytes + len(batch.body) > self._settings.max_pending_bytes:
                 raise Overloaded("too many batches wait for the database; send this one again later")
@@ -138,11 +149,19 @@ def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
 
 
 def _store(connection: Connection, group: list[_Waiting]) -> _Outcomes:
-    producers = _register(connection, group)
-    digests = _digests(connection, group, producers)
-    outcomes: list[Stored | Conflict] = []
+    owners = _owners(connection, group)
+    admitted = [w for w in group if w.project in (None, owners.get(w.batch.run))]
+    producers = _register(connection, admitted, owners)
+    digests = _digests(connection, admitted, producers)
+    outcomes: list[Outcome] = []
     new: list[tuple[_Producer, _Waiting]] = []
     for waiting in group:
+        if waiting.project not in (None, owners.get(waiting.batch.run)):
+            told = (
+                f"run {waiting.batch.run} is not one of project {waiting.project!r}, which this token is for"
+            )
+            outcomes.append(OtherProject(told))
+            continue
         producer = producers[waiting.batch.producer]
         outcome = _judge(producer, waiting.batch, digests)
         outcomes.append(outcome)
@@ -175,12 +194,28 @@ def _judge(producer: _Producer, batch: Batch, digests: dict[tuple[int, int], byt
     return Stored(new=False)
 
 
-def _register(connection: Connection, group: list[_Waiting]) -> dict[str, _Producer]:
+def _owners(connection: Connection, group: list[_Waiting]) -> dict[str, str]:
+    """The projects of the runs of a group, of new ones that of whoever sends first; not asked for where no token has one."""
+    if all(w.project is None for w in group):
+        return {}
+    names = sorted({w.batch.run for w in group})
+    owners: dict[str, str] = {}
+    for some in _slices(names):
+        query = sa.select(t.runs.c.run, t.runs.c.project).where(t.runs.c.run.in_(some))
+        owners |= {row.run: row.project for row in connection.execute(query)}
+    for waiting in group:
+        owners.setdefault(waiting.batch.run, waiting.project or "")
+    return owners
+
+
+def _register(
+    connection: Connection, group: list[_Waiting], owners: Mapping[str, str]
+) -> dict[str, _Producer]:
     """Rows of every producer of the group, made where there were none, and locked until the commit."""
     found = _producers(connection, group)
     unknown = {w.batch.producer: w for w in reversed(group) if w.batch.producer not in found}
     if unknown:
-        _insert_runs(connection, unknown.values())
+        _insert_runs(connection, unknown.values(), owners)
         rows = [_new_producer(w) for _, w in sorted(unknown.items())]
         connection.execute(upsert(connection, t.producers).on_conflict_do_nothing(), rows)
         found = _producers(connection, group)
@@ -203,9 +238,9 @@ def _new_producer(waiting: _Waiting) -> dict[str, Any]:
     return header | counts | seen | {"last_seq": -1, "finished": False, "host": "", "device": ""}
 
 
-def _insert_runs(connection: Connection, unknown: Iterable[_Waiting]) -> None:
+def _insert_runs(connection: Connection, unknown: Iterable[_Waiting], owners: Mapping[str, str]) -> None:
     first = {w.batch.run: w.time for w in unknown}
-    runs = [_new_run(run, time) for run, time in sorted(first.items())]
+    runs = [_new_run(run, time, owners.get(run, "")) for run, time in sorted(first.items())]
     connection.execute(upsert(connection, t.runs).on_conflict_do_nothing(), runs)
     states = [
         {
@@ -222,11 +257,18 @@ def _insert_runs(connection: Connection, unknown: Iterable[_Waiting]) -> None:
     connection.execute(upsert(connection, t.run_state).on_conflict_do_nothing(), states)
 
 
-def _new_run(run: str, time: float) -> dict[str, Any]:
+def _new_run(run: str, time: float, project: str) -> dict[str, Any]:
     moments = dict.fromkeys(("started", "last_seen", "last_attempt"), time)
-    texts = dict.fromkeys(("project", "given_name", "notes"), "")
+    texts = {"project": project, "given_name": "", "notes": ""}
     return (
-        {"run": run, "given_tags": "[]", "archived": False, "ended": False, "complete": False}
+        {
+            "run": run,
+            "bound": bool(project),
+            "given_tags": "[]",
+            "archived": False,
+            "ended": False,
+            "complete": False,
+        }
         | moments
         | texts
     )

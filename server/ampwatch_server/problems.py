@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ampwatch.errors import AmpwatchError, InvalidBatch, InvalidPolicy, RunNotFound, UnsupportedVersion
 
-from .inbox import Conflict, Overloaded
+from .inbox import Conflict, OtherProject, Overloaded
 from .limits import TooLarge
 from .store.findings import FindingNotFound
 from .token_book import TokenNotFound
@@ -32,6 +32,7 @@ _STATUS: Final[dict[type[AmpwatchError], int]] = {
     FindingNotFound: 404,
     TokenNotFound: 404,
     Conflict: 409,
+    OtherProject: 403,
     TooLarge: 413,
     Overloaded: 503,
     Unavailable: 503,

@@ -344,6 +344,7 @@ class Token(Model):
     id: int
     name: str = Field(examples=["cluster"])
     scopes: list[Literal["read", "write", "admin"]]
+    project: str | None = Field(description="whose runs it is for; null: every one")
     created: float = Field(description="Unix time, s")
     last_used: float | None = Field(description="Unix time, s, to about an hour")
 
@@ -364,6 +365,9 @@ class TokenAsked(Model):
 
     name: str = Field(min_length=1, max_length=128, pattern=r"\S")
     scopes: list[Literal["read", "write", "admin"]] = Field(min_length=1, max_length=3)
+    project: str | None = Field(
+        None, max_length=1024, pattern=r"\S", description="whose runs it is for; null: every one"
+    )
 
 
 class NewToken(Model):
@@ -372,6 +376,7 @@ class NewToken(Model):
     token: str
     name: str
     scopes: list[Literal["read", "write", "admin"]]
+    project: str | None
 
 
 class AuditEntry(Model):

@@ -19,6 +19,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    false,
 )
 
 metadata = MetaData()
@@ -51,9 +52,10 @@ runs = Table(
     Column("started", Float(53), nullable=False),  # as the run says, at most when its first record came
     Column("last_seen", Float(53), nullable=False),  # by the server's clock, as the one below
     Column("last_attempt", Float(53), nullable=False),
+    Column("received", Float(53)),  # when the server had it, however old it was then; null: as last_seen
     Column(
-        "received", Float(53)
-    ),  # by the server's clock, also of what was recorded long before; null: as last_seen
+        "bound", Boolean, nullable=False, server_default=false()
+    ),  # to the project of the token it came by
     Index("runs_by_last_seen", "last_seen", "run"),
 )
 
@@ -223,6 +225,7 @@ tokens = Table(  # tokens of programs, sessions of browsers, and one-time links:
     Column("name", Text, nullable=False),
     Column("hash", Text, nullable=False, unique=True),
     Column("scopes", Text, nullable=False),  # of "read write admin", separated by spaces
+    Column("project", Text),  # whose runs it is for; null: every one
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53)),
     Column("last_used", Float(53)),  # to about a minute

@@ -38,26 +38,35 @@ class TokenBook:
         self._database, self._who = database, who
         self._auth = auth or Auth(database, settings)
 
-    def create(self, name: str, scopes: Iterable[str]) -> str:
-        """A new token's value, which is shown this once. SettingsError for a scope that there is not, or no name."""
+    def create(self, name: str, scopes: Iterable[str], project: str | None = None) -> str:
+        """A new token's value, which is shown this once. SettingsError for a scope that there is not, or no name.
+
+        Arguments:
+            project: whose runs it is for; None: every one.
+        """
+        if project is not None and not project.strip():
+            raise SettingsError("project: got an empty name; leave it out for a token of all projects")
         if not name.strip():
             raise SettingsError("name: got none; say what the token is for, such as the name of a cluster")
         wanted = list(dict.fromkeys(scopes))
         for scope in wanted:
             if scope not in SCOPES:
                 raise SettingsError(f"scope: got {scope!r}, it must be one of {', '.join(SCOPES)}")
-        value = self._auth.issue("token", text(name.strip()), wanted)
+        its = None if project is None else text(project)
+        value = self._auth.issue("token", text(name.strip()), wanted, project=its)
         self._database.write(lambda c: self._auth.note(c, self._who, "create", f"token {text(name.strip())}"))
         return value
 
     def list(self, after: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
-        """Tokens of programs: id, name, scopes (list), the Unix times at which it was made and used last (or None).
+        """Tokens of programs: id, name, scopes (list), project (None: all), the Unix times at which it was made and used last (or None).
 
         Arguments:
             after, limit: only those with a higher id, and so many.
         """
         column = t.tokens.c
-        query = sa.select(column.id, column.name, column.scopes, column.created, column.last_used)
+        query = sa.select(
+            column.id, column.name, column.scopes, column.project, column.created, column.last_used
+        )
         query = query.where(column.kind == "token", column.id > after).order_by(column.id).limit(limit)
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()

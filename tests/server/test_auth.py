@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import pytest
 import sent
 
 from ampwatch.errors import SettingsError
+from ampwatch.records import Event
 from ampwatch_server.auth import SESSION_S, Auth, first_token
 from ampwatch_server.db import Database
 from ampwatch_server.serve import Running, running
@@ -117,6 +120,75 @@ def scoped_token(path: Path, scope: str) -> str:
     token = Auth(database, settings).issue("token", scope, [scope])
     database.close()
     return token
+
+
+@pytest.fixture
+def of_vision(server: Running, client: httpx.Client) -> Iterator[httpx.Client]:
+    """Who holds a token of the project "vision", beside a run "other" of another project."""
+    told = Event("run", 1.0, data={"project": "language"})
+    sent.send(client, sent.events(told, run="other", producer=sent.Q))
+    sent.until(lambda: client.get("/v1/runs/other").json().get("project") == "language")
+    asked = {"name": "vision", "scopes": ["admin"], "project": "vision"}
+    made = client.post("/v1/tokens", json=asked).json()
+    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {made['token']}"}) as one:
+        yield one
+
+
+def test_a_token_of_a_project_sees_that_project_alone(client: httpx.Client, of_vision: httpx.Client) -> None:
+    sent.send(of_vision, sent.events(Event("run", 1.0, data={"project": "language", "name": "mine"})))
+    sent.until(lambda: of_vision.get("/v1/runs/r").json().get("name") == "mine")
+    assert of_vision.get("/v1/runs/r").json()["project"] == "vision"  # whatever the job says
+    assert [run["run"] for run in of_vision.get("/v1/runs").json()["items"]] == ["r"]
+    assert of_vision.get("/v1/runs?project=language").json()["items"] == []
+    assert {run["run"] for run in client.get("/v1/runs").json()["items"]} == {"r", "other"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(
+            ("GET", f"/v1/{path}", 404)
+            for path in (
+                "runs/other",
+                "runs/other/events",
+                "runs/other/series",
+                "runs/other/findings",
+                "runs/other/figures/timeline",
+                "runs/other/recommendations",
+                "runs/other/export?format=csv",
+                "runs/other/report",
+                "compare?runs=other",
+                "compare/figure?runs=other",
+                "live?run=other",
+            )
+        ),
+        ("PATCH", "/v1/runs/other", 404),
+        ("DELETE", "/v1/runs/other", 404),
+        *(("GET", path, 403) for path in ("/v1/tokens", "/v1/audit", "/v1/alerts", "/metrics")),
+    ],
+)
+def test_of_other_projects_and_of_the_server_it_hears_nothing(
+    of_vision: httpx.Client, method: str, path: str, status: int
+) -> None:
+    body = {"json": {"notes": "x"}} if method == "PATCH" else {}
+    assert of_vision.request(method, path, **body).status_code == status
+
+
+def test_a_token_of_a_project_sends_nothing_into_another(of_vision: httpx.Client) -> None:
+    answer = sent.post(of_vision, sent.attempts(0, 3, run="other"))
+    told = "run other is not one of project 'vision', which this token is for"
+    assert (answer.status_code, answer.json()["detail"]) == (403, told)
+    assert sent.post(of_vision, sent.attempts(0, 3)).status_code == 200
+
+
+def test_the_live_stream_of_a_project_tells_of_no_other(
+    client: httpx.Client, of_vision: httpx.Client
+) -> None:
+    sent.send(of_vision, sent.events(Event("run", 1.0)))
+    sent.until(lambda: client.get("/v1/runs/r").json().get("run") == "r")
+    with of_vision.stream("GET", "/v1/live") as response:
+        first = next(line for line in response.iter_lines() if line.startswith("data:"))
+    assert json.loads(first.removeprefix("data:"))["run"] == "r"
 
 
 def test_a_browser_gets_a_cookie_for_the_link(server: Running) -> None:

@@ -61,8 +61,8 @@ async function test(name, button, told) {
 
 async function loadTokens() {
   const items = await getAll("tokens", {});
-  const head = ["Id", "Name", "Scopes", "Made", "Last used", ""];
-  render(byId("tokens"), items, () => table("Tokens", head, items.map((t) => [t.id, t.name, t.scopes.join(", "), moment(t.created), t.last_used === null ? "never" : moment(t.last_used), revokeButton(t)])));
+  const head = ["Id", "Name", "Scopes", "Project", "Made", "Last used", ""];
+  render(byId("tokens"), items, () => table("Tokens", head, items.map((t) => [t.id, t.name, t.scopes.join(", "), t.project ?? "all", moment(t.created), t.last_used === null ? "never" : moment(t.last_used), revokeButton(t)])));
 }
 
 /** Asks once more before it revokes: jobs that use the token are refused at once. */

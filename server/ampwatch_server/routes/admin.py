@@ -16,20 +16,20 @@ from ampwatch_server.service import Service
 from ampwatch_server.store.paging import read_cursor, write_cursor
 from ampwatch_server.token_book import TokenBook
 
-from .common import MAX_INTEGER, Admin, Cursor, Limit, ServiceOf, answer, problems
+from .common import MAX_INTEGER, Cursor, Limit, ServiceOf, WholeAdmin, answer, problems
 
 router = APIRouter(tags=["administration"])
 
 
 @router.get("/alerts", response_model=schemas.AlertPage, responses=problems())
-def list_alerts(service: ServiceOf, _: Admin) -> Response:
+def list_alerts(service: ServiceOf, _: WholeAdmin) -> Response:
     """Where findings are told: the destinations of the server's own configuration, without their URLs."""
     with service.database.read() as connection:
         return answer({"items": service.alerts.shown(connection), "next": None})
 
 
 @router.post("/alerts/{name}/test", response_model=schemas.AlertTest, responses=problems(404))
-def test_alert(name: Annotated[str, Path(max_length=256)], service: ServiceOf, grant: Admin) -> Response:
+def test_alert(name: Annotated[str, Path(max_length=256)], service: ServiceOf, grant: WholeAdmin) -> Response:
     """Send a message that says that it is a test, and tell whether it was taken."""
     if name not in service.alerts.names:
         raise Problem(404, f"there is no destination {name!r}; GET /v1/alerts lists those that there are")
@@ -41,7 +41,7 @@ def test_alert(name: Annotated[str, Path(max_length=256)], service: ServiceOf, g
 
 
 @router.get("/tokens", response_model=schemas.TokenPage, responses=problems())
-def list_tokens(service: ServiceOf, grant: Admin, cursor: Cursor = None, limit: Limit = 200) -> Response:
+def list_tokens(service: ServiceOf, grant: WholeAdmin, cursor: Cursor = None, limit: Limit = 200) -> Response:
     """Tokens of programs, a page at a time."""
     (after,) = read_cursor(cursor, (int,)) or (0,)
     rows = _book(service, grant).list(after, limit + 1)
@@ -50,16 +50,16 @@ def list_tokens(service: ServiceOf, grant: Admin, cursor: Cursor = None, limit: 
 
 
 @router.post("/tokens", status_code=201, response_model=schemas.NewToken, responses=problems())
-def create_token(asked: schemas.TokenAsked, service: ServiceOf, grant: Admin) -> Response:
+def create_token(asked: schemas.TokenAsked, service: ServiceOf, grant: WholeAdmin) -> Response:
     """Make a token. Its value is in this answer and nowhere else."""
-    value = _book(service, grant).create(asked.name, asked.scopes)
-    made = {"token": value, "name": asked.name, "scopes": asked.scopes}
+    value = _book(service, grant).create(asked.name, asked.scopes, asked.project)
+    made = {"token": value} | asked.model_dump()
     return answer(made, 201, headers={"Cache-Control": "no-store"})
 
 
 @router.delete("/tokens/{token}", status_code=204, responses=problems(404))
 def revoke_token(
-    token: Annotated[int, Path(ge=0, le=MAX_INTEGER)], service: ServiceOf, grant: Admin
+    token: Annotated[int, Path(ge=0, le=MAX_INTEGER)], service: ServiceOf, grant: WholeAdmin
 ) -> Response:
     """Revoke a token; every server refuses it within seconds."""
     _book(service, grant).revoke(token)
@@ -67,7 +67,7 @@ def revoke_token(
 
 
 @router.get("/audit", response_model=schemas.AuditPage, responses=problems())
-def list_audit(service: ServiceOf, _: Admin, cursor: Cursor = None, limit: Limit = 100) -> Response:
+def list_audit(service: ServiceOf, _: WholeAdmin, cursor: Cursor = None, limit: Limit = 100) -> Response:
     """Who did what, the newest first."""
     query = sa.select(t.audit).order_by(t.audit.c.id.desc()).limit(limit + 1)
     if (after := read_cursor(cursor, (int,))) is not None:
@@ -78,5 +78,5 @@ def list_audit(service: ServiceOf, _: Admin, cursor: Cursor = None, limit: Limit
     return answer({"items": rows[:limit], "next": following})
 
 
-def _book(service: Service, grant: Admin) -> TokenBook:
+def _book(service: Service, grant: WholeAdmin) -> TokenBook:
     return TokenBook(service.database, service.settings, service.auth, grant.who)

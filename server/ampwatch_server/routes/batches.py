@@ -95,7 +95,7 @@ async def post_batch(request: Request) -> Response:
     try:
         batch, extent = await _read(request, service.settings)
         _admit(service.producer_rates, batch.producer, f"producer {batch.producer}")
-        stored = await asyncio.wrap_future(service.inbox.append(batch, extent))
+        stored = await asyncio.wrap_future(service.inbox.append(batch, extent, project=grant.project))
     except Exception:
         service.metrics.add("ampwatch_batches_total", label=("outcome", "refused"))
         raise

@@ -14,7 +14,7 @@ from ampwatch_server import schemas
 from ampwatch_server.auth import COOKIE, Grant, Scope
 from ampwatch_server.problems import MEDIA_TYPE, Problem
 from ampwatch_server.service import Service
-from ampwatch_server.store.processes import Source, not_found
+from ampwatch_server.store.processes import Source, not_found, require_run
 from ampwatch_server.store.series import Range
 
 MAX_POINTS: Final = 20_000
@@ -55,8 +55,12 @@ def bearer(request: Request) -> str | None:
     return value.strip() if kind.lower() == "bearer" else None
 
 
-def require(scope: Scope) -> Callable[[Request, Service], Grant]:
-    """A dependency that lets in who has the scope: 401 for the unknown, 403 for the others."""
+def require(scope: Scope, *, whole: bool = False) -> Callable[[Request, Service], Grant]:
+    """A dependency that lets in who has the scope: 401 for the unknown, 403 for the others.
+
+    Arguments:
+        whole: and is not bound to a project: what is asked for is the server's.
+    """
 
     def check(request: Request, service: ServiceOf) -> Grant:
         grant = grant_of(request, service)
@@ -66,6 +70,8 @@ def require(scope: Scope) -> Callable[[Request, Service], Grant]:
         service.auth.used(grant, request.client.host if request.client else "")
         if not grant.scopes & {scope, "admin"}:
             raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
+        if whole and grant.project is not None:
+            raise Problem(403, f"the {grant.kind} {grant.name!r} is for project {grant.project!r} only")
         return grant
 
     return check
@@ -82,11 +88,21 @@ def asked(
     return Range(first, last, points)
 
 
-def run_id(run: str) -> str:
-    """The run of a path. RunNotFound for what cannot be one, before a database sees it."""
+def run_id(run: str, request: Request, service: ServiceOf) -> str:
+    """The run of a path. RunNotFound for what cannot be one, before a database sees it, and for another project's."""
     if not RUN_ID.match(run):
         raise not_found(run)
+    project = project_of(request, service)
+    if project is not None:
+        with service.database.read() as connection:
+            require_run(connection, run, project)
     return run
+
+
+def project_of(request: Request, service: ServiceOf) -> str | None:
+    """The project whose runs alone may be seen by who asks; None: all of them."""
+    grant = grant_of(request, service)
+    return None if grant is None else grant.project
 
 
 def source_asked(
@@ -100,6 +116,8 @@ def source_asked(
 
 
 Admin = Annotated[Grant, Depends(require("admin"))]
+WholeAdmin = Annotated[Grant, Depends(require("admin", whole=True))]
+ProjectOf = Annotated[str | None, Depends(project_of)]
 RunId = Annotated[str, Depends(run_id)]
 Asked = Annotated[Range, Depends(asked)]
 SourceAsked = Annotated[Source, Depends(source_asked)]

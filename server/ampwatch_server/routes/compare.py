@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from ampwatch_dashboard import figures
@@ -21,6 +21,8 @@ router = APIRouter(prefix="/compare", tags=["compare"], dependencies=[Depends(re
 
 
 def runs_asked(
+    request: Request,
+    service: ServiceOf,
     runs: Annotated[
         str, Query(description=f"ids, separated by commas, at most {MOST_RUNS}", examples=["baseline,fp16"])
     ],
@@ -29,7 +31,7 @@ def runs_asked(
     found = list(dict.fromkeys(name.strip() for name in runs.split(",") if name.strip()))
     if not 1 <= len(found) <= MOST_RUNS:
         raise Problem(422, f"got {len(found)} runs, it must be 1 to {MOST_RUNS}", field="runs")
-    return [run_id(run) for run in found]
+    return [run_id(run, request, service) for run in found]
 
 
 RunsAsked = Annotated[list[str], Depends(runs_asked)]

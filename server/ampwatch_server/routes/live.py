@@ -10,14 +10,15 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from ampwatch.records import RUN_ID
 from ampwatch_server.auth import Grant
 from ampwatch_server.live import News, is_news
 from ampwatch_server.problems import Problem
 from ampwatch_server.service import Service
-from ampwatch_server.store.processes import require_run
+from ampwatch_server.store.processes import not_found, require_run
 from ampwatch_server.store.runs import news_now
 
-from .common import ServiceOf, problems, require, run_id
+from .common import ServiceOf, problems, require
 
 router = APIRouter(tags=["live"])
 
@@ -25,7 +26,7 @@ TOLD_FIRST: Final = 100
 _EXAMPLE: Final = (
     'id: {"5f0c9d1e7ab34c0f9f3a1b2c3d4e5f60":41}\nevent: run\n'
     'data: {"run":"01JDQ5W3Z8R6J2N7V4K1T9M0XC","cursor":{"5f0c9d1e7ab34c0f9f3a1b2c3d4e5f60":41},'
-    '"attempts":1200,"scale":65536.0,"verdict":{"word":"healthy"},"status":"live"}\n\n'
+    '"attempts":1200,"scale":65536.0,"verdict":{"word":"healthy"},"status":"live","project":"vision"}\n\n'
 )
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}}}
@@ -35,7 +36,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 @router.get("/live", response_class=StreamingResponse, responses=_STREAM | problems(404))
 async def live(
     service: ServiceOf,
-    _: Annotated[Grant, Depends(require("read"))],
+    grant: Annotated[Grant, Depends(require("read"))],
     run: str | None = None,
     cursor: Annotated[str | None, Query(description="JSON: producer → sequence number seen")] = None,
     last_event_id: Annotated[str | None, Header()] = None,
@@ -46,12 +47,16 @@ async def live(
     """
     seen = _read_cursor(last_event_id or cursor)
     if run is not None:
-        await run_sync(_require, service, run_id(run))
+        await run_sync(_require, service, run, grant.project)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(service, run, seen), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(
+        _events(service, run, seen, grant.project), headers=headers, media_type="text/event-stream"
+    )
 
 
-async def _events(service: Service, run: str | None, seen: dict[str, int]) -> AsyncIterator[bytes]:
+async def _events(
+    service: Service, run: str | None, seen: dict[str, int], project: str | None
+) -> AsyncIterator[bytes]:
     def now() -> News:
         with service.database.read() as connection:
             states, since = news_now(connection, service.settings, run, TOLD_FIRST)
@@ -62,13 +67,17 @@ async def _events(service: Service, run: str | None, seen: dict[str, int]) -> As
         if state is None:
             yield b": still here\n\n"
             continue
+        if project not in (None, state["project"]):
+            continue
         cursor, data = msgspec.json.encode(state["cursor"]), msgspec.json.encode(state)
         yield b"id: %b\nevent: run\ndata: %b\n\n" % (cursor, data)
 
 
-def _require(service: Service, run: str) -> None:
+def _require(service: Service, run: str, project: str | None) -> None:
+    if not RUN_ID.match(run):
+        raise not_found(run)
     with service.database.read() as connection:
-        require_run(connection, run)
+        require_run(connection, run, project)
 
 
 def _read_cursor(text: str | None) -> dict[str, int]:

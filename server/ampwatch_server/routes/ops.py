@@ -13,7 +13,7 @@ router = APIRouter(tags=["operations"])
 
 @router.get(
     "/metrics",
-    dependencies=[Depends(require("read"))],
+    dependencies=[Depends(require("read", whole=True))],
     response_class=PlainTextResponse,
     responses=problems(),
 )

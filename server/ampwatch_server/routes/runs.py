@@ -20,6 +20,7 @@ from .common import (
     Admin,
     Cursor,
     Limit,
+    ProjectOf,
     RunId,
     ServiceOf,
     SourceAsked,
@@ -38,6 +39,7 @@ Status = Literal["live", "finished", "stalled", "crashed"]
 @router.get("/runs", response_model=schemas.RunPage, responses=problems())
 def list_runs(
     service: ServiceOf,
+    only: ProjectOf,
     project: str | None = None,
     status: Status | None = None,
     q: Annotated[
@@ -52,6 +54,7 @@ def list_runs(
         page = store.list_runs(
             connection,
             service.settings,
+            only=only,
             project=project,
             status=status,
             q=q,

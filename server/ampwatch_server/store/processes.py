@@ -56,9 +56,10 @@ def begins_of(connection: Connection, run: str) -> dict[str, int]:
     return {row.producer: row.begins for row in processes_of(connection, run)}
 
 
-def require_run(connection: Connection, run: str) -> None:
-    """RunNotFound where there is no such run."""
-    if connection.execute(sa.select(runs.c.run).where(runs.c.run == run)).scalar() is None:
+def require_run(connection: Connection, run: str, project: str | None = None) -> None:
+    """RunNotFound where there is no such run, or none of this project."""
+    mine = runs.c.run == run if project is None else sa.and_(runs.c.run == run, runs.c.project == project)
+    if connection.execute(sa.select(runs.c.run).where(mine)).scalar() is None:
         raise not_found(run)
 
 

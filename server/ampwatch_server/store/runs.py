@@ -48,6 +48,7 @@ def list_runs(
     connection: Connection,
     settings: Settings,
     *,
+    only: str | None = None,
     project: str | None,
     status: str | None,
     q: str | None,
@@ -55,13 +56,14 @@ def list_runs(
     cursor: str | None,
     limit: int,
 ) -> dict[str, Any]:
-    """A page of runs."""
+    """A page of runs. `only`: those of this project, whatever is asked for."""
     column, descending = _ORDERS[order]
     query = _query(settings).order_by(
         column.desc() if descending else column, t.runs.c.run.desc() if descending else t.runs.c.run
     )
-    if project is not None:
-        query = query.where(t.runs.c.project == text(project))
+    for wanted in (only, project):
+        if wanted is not None:
+            query = query.where(t.runs.c.project == text(wanted))
     if status is not None:
         query = query.where(status_now(settings) == status)
     if q:
@@ -185,6 +187,7 @@ def live_state(connection: Connection, row: Row[Any]) -> dict[str, Any]:
         "scale": jsonable(summary.get("scale")),
         "verdict": jsonable(unpack(row.verdict) or NO_VERDICT),
         "status": row.status,
+        "project": row.project,
     }
 
 
