@@ -184,11 +184,6 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling()
 
 
-def is_traced() -> bool:
-    """Whether a graph is being compiled or captured."""
-    return is_compiled() or is_captured()
-
-
 def is_captured() -> bool:
     """Whether a graph is being captured, which our own calls must not become part of."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

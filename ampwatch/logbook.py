@@ -56,9 +56,11 @@ class Logbook:
         self._names.add(name)
         try:
             number = _number(value)
-            self._put(name, int(number) if name == "step" else number)
+            number = int(number) if name == "step" else number
         except Exception as error:  # noqa: BLE001 - it is the user's object that raises
             self._warn(name, str(error))
+            return
+        self._put(name, number)
 
     def begin(self) -> None:
         """A loss is scaled: an attempt is under way."""

@@ -95,12 +95,13 @@ def watch_optimizer(
                 before.recorder.listen(on_finding)
             return optimizer
         sink = source()
-        if sink.finished:
-            return optimizer
-        if before is None:
-            watched.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
-        else:
-            before.watch_anew(sink, model)
+        with guard("optimizer.open", sink.fault):
+            if sink.finished:
+                return optimizer
+            if before is None:
+                watched.register_step_pre_hook(_BeforeStep(StepWatch(sink, model)))
+            else:
+                before.watch_anew(sink, model)
     return optimizer
 
 
@@ -121,10 +122,12 @@ class _BeforeStep:
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """None, or the step's arguments with its closure watched."""
-        recorder = self._watch.recorder
-        if internals.is_traced() or recorder.finished:
+        if internals.is_compiled():
             return None
+        recorder = self._watch.recorder
         with guard("optimizer.before", recorder.fault):
+            if internals.is_captured() or recorder.finished:
+                return None
             if self._watch.producer != recorder.producer:
                 self._watch = StepWatch(recorder, self._watch.model)
             return self._watch.before(optimizer, args, kwargs)

@@ -1,10 +1,11 @@
 """A fault in any function of ours that a training loop enters: torch's results, a count, and a word in the run's header.
 
-Which functions those are is not listed here: one run is traced, then each that it entered is broken in turn.
+Which functions those are is not listed here: loops are traced, then each function that one entered is broken in it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -24,7 +25,7 @@ torch.set_num_threads(1)
 
 # What carries the guard, and so cannot be under it: the guard itself, torch's methods as they are overridden, and
 # the question whether a graph is being compiled, which has to come before. To make a scaler is a boundary: what fails
-# there may be raised, as a wrong setting is.
+# there may be raised, as a wrong setting is. What `_number` raises is told as the user's: it asks the user's object.
 NOT_GUARDED = {
     *("guard", "is_compiled", "Hook.__call__", "SoftmaxRows.__torch_dispatch__"),
     *("Guard.__init__", "Guard.__enter__", "Guard.__exit__"),
@@ -32,7 +33,16 @@ NOT_GUARDED = {
     *("Watched.scale", "Watched.unscale_", "Watched._unscale_grads_", "Watched.step", "Watched.update"),
     *("Watched.load_state_dict", "Watched._ask"),
     *("GradScaler.__init__", "attach", "given_of", "source_of", "check"),
-    *("finish", "_finish_all"),
+    *(
+        "watch_optimizer",
+        "_innermost",
+        "_BeforeStep.__call__",
+        "finish",
+        "_finish_all",
+        "log",
+        "Recorder.log",
+        "_number",
+    ),
 }
 # Where these have failed there is nothing that could record it, or no longer: the job's log has a warning.
 NOTHING_RECORDS = {"recorder.start", "recorder.finish", "recorder.close"}
@@ -63,22 +73,58 @@ def train(scaler, model):
     return [p.tolist() for p in model.parameters()], repr(scaler.state_dict())
 
 
+def train_unscaled(watched, model):
+    """Closures, accumulation, a loss that is logged and one that the model answers, and gradients that are not finite."""
+    optimizer = watched(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(4):
+        x = torch.full((2, 4), torch.nan if step == 3 else 1.0)
+
+        def closure(x=x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        if step % 2:
+            optimizer.step(closure)
+        else:
+            loss = closure()
+            model(x).mean().backward()
+            ampwatch.log(step=step, loss=loss.item())
+            optimizer.step()
+    return [p.tolist() for p in model.parameters()]
+
+
 def small_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
 
 
-def torchs():
-    return train(torch.amp.GradScaler("cpu", growth_interval=2), small_model())
+def scaled(model, settings):
+    if settings is None:
+        return train(torch.amp.GradScaler("cpu", growth_interval=2), model)
+    return train(ampwatch.GradScaler("cpu", growth_interval=2, model=model, settings=settings), model)
 
 
-def ours(directory):
-    model = small_model()
-    settings = Settings(dir=directory, flush_s=60, quiet=True, project="p")
-    scaler = ampwatch.GradScaler("cpu", growth_interval=2, model=model, settings=settings)
-    result = train(scaler, model)
+def unscaled(model, settings):
+    def watched(optimizer):
+        return ampwatch.watch_optimizer(optimizer, model=model, settings=settings)
+
+    return train_unscaled(watched if settings else lambda optimizer: optimizer, model)
+
+
+LOOPS = (scaled, unscaled)
+
+
+@functools.cache
+def torchs(loop):
+    return repr(loop(small_model(), None))
+
+
+def ours(loop, directory):
+    result = loop(small_model(), Settings(dir=directory, flush_s=60, quiet=True, project="p"))
     ampwatch.finish()
-    return result
+    return repr(result)
 
 
 def headers(directory):
@@ -92,14 +138,17 @@ def headers(directory):
 
 @pytest.fixture(scope="module")
 def entered(tmp_path_factory):
-    """Code that the training thread enters in a run, when what is asked once in a process is known."""
-    ours(tmp_path_factory.mktemp("first"))
-    seen = set()
-    sys.setprofile(lambda frame, what, _: seen.add(frame.f_code) if what == "call" else None)
-    try:
-        ours(tmp_path_factory.mktemp("traced"))
-    finally:
-        sys.setprofile(None)
+    """The first loop in which the training thread enters a code, once what a process is asked once is known."""
+    seen = {}
+    for loop in LOOPS:
+        ours(loop, tmp_path_factory.mktemp("first"))
+        sys.setprofile(
+            lambda frame, what, _, loop=loop: seen.setdefault(frame.f_code, loop) if what == "call" else None
+        )
+        try:
+            ours(loop, tmp_path_factory.mktemp("traced"))
+        finally:
+            sys.setprofile(None)
     return seen
 
 
@@ -120,13 +169,13 @@ def broken(*_args, **_kwargs):
     return 1 / 0
 
 
-def outcome_with(function, directory, monkeypatch):
+def outcome_with(function, loop, directory, monkeypatch):
     """The training's result while this function of ours is broken; and the faults in the run's header."""
     code = broken.__code__.replace(co_freevars=function.__code__.co_freevars)
     failures.clear()
     with monkeypatch.context() as patched:
         patched.setattr(function, "__code__", code)
-        result = ours(directory)
+        result = ours(loop, directory)
     recorder._current.clear()
     return result, [header["faults"] for header in headers(directory) if header["faults"]]
 
@@ -134,15 +183,17 @@ def outcome_with(function, directory, monkeypatch):
 @pytest.mark.parametrize("name", MODULES)
 def test_a_fault_in_any_function_that_a_loop_enters(name, entered, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("AMPWATCH_STRICT", "0")
-    expected, wrong = torchs(), {}
+    wrong = {}
     for qualified, function in dict(functions_of(importlib.import_module(name))).items():
         if function.__code__ not in entered or qualified in NOT_GUARDED:
             continue
         caplog.clear()
-        result, told = outcome_with(function, tmp_path / qualified, monkeypatch)
+        loop = entered[function.__code__]
+        result, told = outcome_with(function, loop, tmp_path / qualified, monkeypatch)
         if name.endswith(WITHOUT_A_RECORDER) or failures.keys() & NOTHING_RECORDS:
             told = "Training goes on" in caplog.text
-        if not (result == expected and failures and told):
-            wrong[qualified] = result == expected, dict(failures), told
+        is_torchs = result == torchs(loop)
+        if not (is_torchs and failures and told):
+            wrong[qualified] = is_torchs, dict(failures), told
     failures.clear()
     assert wrong == {}
