@@ -50,7 +50,8 @@ class _Contexts(threading.local):
 
 
 _CONTEXTS: Final = _Contexts()
-_DECODER: Final = msgspec.msgpack.Decoder(dict[str, _Column])
+_MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])  # copies no column
+_DECODER: Final = msgspec.msgpack.Decoder(_Column)
 
 
 def encode(table: Mapping[str, Array]) -> bytes:
@@ -67,13 +68,14 @@ def encode_first(table: Mapping[str, Array]) -> bytes:
 
 def decode(data: bytes, names: Collection[str] | None = None) -> Table:
     """The columns of `encode`, bit for bit but for the payload of a measured NaN; only `names` where given."""
-    columns = _DECODER.decode(data)
-    return {name: _decode_any(c) for name, c in columns.items() if names is None or name in names}
+    columns = _MAP.decode(data)
+    wanted = columns if names is None else [name for name in columns if name in names]
+    return {name: _decode_any(_DECODER.decode(columns[name])) for name in wanted}
 
 
 def names(data: bytes) -> list[str]:
     """The names of the columns of `encode`."""
-    return list(_DECODER.decode(data))
+    return list(_MAP.decode(data))
 
 
 def _encode_any(array: Array) -> _Column:

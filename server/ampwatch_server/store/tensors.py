@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from ampwatch.records import MISSING, Array, Table, is_missing, missing, to_json
 from ampwatch.stats.layout import HIST_BINS, HIST_LOG2_MIN
 from ampwatch_server import tables as t
 
-from .blob import unpack
+from .blob import pack, unpack
 from .paging import read_cursor, write_cursor
 from .points import select
 from .processes import EVERYONE, Source, processes_of, require_run
@@ -20,6 +21,7 @@ from .series import Range, integers, labels_at, require_tensor, tensor_cells, te
 from .stats import STATS, Stat
 from .tail import TailReader
 
+_SAID_NOTHING: Final = pack({})
 _NEVER: Final = np.iinfo(np.int64).max
 BINS_LOG2: Final = tuple(range(HIST_LOG2_MIN, HIST_LOG2_MIN + HIST_BINS))
 
@@ -115,9 +117,9 @@ def _heatmap(
 ) -> dict[str, Any]:
     query = _query().where(t.tensors.c.producer == producer.id)
     known = {row.tensor: _tensor(row) for row in connection.execute(query)}
-    ids = np.unique(points["tensor"])
+    ids, row = _distinct(points["tensor"])
     tensors = [known.get(int(i)) or _unnamed(producer, int(i)) for i in ids]
-    columns, values = _grid(points, ids, stat, kind, stride)
+    columns, values = _grid(points, len(ids), row, stat, kind, stride)
     if kind.float16_only:
         values[[tensor["origin"] != "float16" for tensor in tensors]] = MISSING
     chosen = _worst_rows(values, kind, rows)
@@ -132,14 +134,25 @@ def _heatmap(
     }
 
 
-def _grid(points: Table, ids: Array, stat: str, kind: Stat, stride: int) -> tuple[Array, Array]:
-    """Attempts of the columns in which anything was recorded, and the worst value of each tensor in each."""
+def _distinct(tensors: Array) -> tuple[Array, Array]:
+    """The different ids, ascending, and the place of each tensor among them. Most follow on one like them."""
+    starts = np.flatnonzero(np.diff(tensors, prepend=-1))
+    ids, place = np.unique(tensors[starts], return_inverse=True)
+    return ids, np.repeat(place, np.diff(starts, append=len(tensors)))
+
+
+def _grid(points: Table, count: int, row: Array, stat: str, kind: Stat, stride: int) -> tuple[Array, Array]:
+    """Attempts of the columns in which anything was recorded, and the worst value of each tensor in each.
+
+    Arguments:
+        count: tensors.
+        row: which of them each point is of.
+    """
     bins = points["attempt"] // stride
     column = bins - bins.min()
     first = np.full(int(column.max()) + 1, _NEVER)
     np.minimum.at(first, column, points["attempt"])
-    values = missing((len(ids), len(first)))
-    row = np.searchsorted(ids, points["tensor"])
+    values = missing((count, len(first)))
     pick = np.fmax if kind.worst == "max" else np.fmin
     pick.at(values.reshape(-1), row * len(first) + column, points[f"{stat}:{kind.worst}"])
     values[np.isnan(values)] = MISSING
@@ -164,11 +177,13 @@ def _query() -> sa.Select[Any]:
 
 def _tensor(row: Row[Any]) -> dict[str, Any]:
     key = {"id": row.tensor, "rank": row.rank, "producer": row.producer, "name": row.name}
-    return key | _description(unpack(row.body)) | {"origin": row.origin}
+    return key | _description(row.body) | {"origin": row.origin}
 
 
-def _description(given: dict[str, Any]) -> dict[str, Any]:
-    """What a client said of a tensor; None where it said nothing, or nothing of the right type."""
+@lru_cache(maxsize=4096)
+def _description(body: bytes) -> dict[str, Any]:
+    """What a client said of a tensor; None where it said nothing, or nothing of the right type. Not to be changed."""
+    given = unpack(body)
     found = {name: given.get(name) for name in ("module", "module_type", "dtype")}
     texts = {name: value if isinstance(value, str) else None for name, value in found.items()}
     shape = given.get("shape")
@@ -186,4 +201,4 @@ def _is_whole(value: Any) -> bool:
 def _unnamed(producer: Row[Any], tensor: int) -> dict[str, Any]:
     """A tensor whose description has not arrived."""
     key = {"id": tensor, "rank": producer.rank, "producer": producer.producer, "name": f"tensor {tensor}"}
-    return key | _description({}) | {"origin": "unknown"}
+    return key | _description(_SAID_NOTHING) | {"origin": "unknown"}
