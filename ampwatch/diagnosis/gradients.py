@@ -61,7 +61,7 @@ def cleaned_gradients(case: Case) -> Iterator[Finding]:
         ("unhurt", habits.unhurt, 1 if hooks else math.inf),
     ]
     how, seen = next(((how, seen) for how, seen, least in told if seen.count >= least), ("", None))
-    if seen is None or seen.first is None:
+    if seen is None or seen.first is None or _is_poisoned(case, seen.first.attempt):
         return
     yield case.finding(
         "cleaned_gradients",
@@ -72,6 +72,12 @@ def cleaned_gradients(case: Case) -> Iterator[Finding]:
         advice=texts.ADVICE["cleaned_gradients"],
         confidence=0.95 if how == "cleaned" else 0.8,
     )
+
+
+def _is_poisoned(case: Case, attempt: int) -> bool:
+    """Whether weights were known not to be finite: such a loss is theirs, and a part of the model beside them may be whole."""
+    checks = case.described.finite_checks.events
+    return any(e.attempt <= attempt and e.data.get("parameters", {}).get("count") for e in checks)
 
 
 def grads_not_cleared(case: Case) -> Iterator[Finding]:

@@ -82,6 +82,8 @@ FUSED16 = Scaler("deepspeed-fp16", init=2.0**32, interval=1000, floor=1.0)
 FAIRSEQ = Scaler("fairseq", init=128.0, floor=1e-4)
 KERAS = Scaler("keras2", init=2.0**15, floor=1.0)
 APEX = Scaler("apex")
+COLOSSAL = Scaler("colossalai", interval=1000, hysteresis=2, floor=1.0)
+MEGATRON = Scaler("megatron", init=2.0**32, interval=1000, hysteresis=2, floor=1.0)
 
 TRACES: dict[str, tuple[Scaler, list[Part], list[tuple[str, str]]]] = {
     "an epoch at the ceiling, then one probe above it": (
@@ -149,6 +151,16 @@ TRACES: dict[str, tuple[Scaler, list[Part], list[tuple[str, str]]]] = {
         [skip(20, (NAN, NAN))],
         [("nonfinite_forward", "fatal")],
     ),
+    "every step skipped by a mask that a trace cannot see": (
+        COLOSSAL,
+        [skip(30, (2.0, 2.0))],
+        [("scale_floor", "fatal")],
+    ),
+    "every step skipped, with a hysteresis of two": (
+        MEGATRON,
+        [skip(40, (9.0, 9.0))],
+        [("scale_floor", "fatal")],
+    ),
     "twenty early NaNs, and healthy since": (
         TORCH,
         [skip(20, (NAN, NAN)), clean(200, (3.0, 2.0))],
@@ -209,3 +221,11 @@ def test_a_norm_that_is_nan_in_steps_that_were_taken(tmp_path: Path):
     fixed = Scaler(init=1.0, interval=10**9)
     attempts = rows([clean(60, (0.71, 0.70), (0.7, 0.7)), clean(6, (NAN, NAN), (NAN, NAN))], fixed)
     assert [f for f in said(tmp_path, attempts) if f[1] != "info"] == [("weights_poisoned", "fatal")]
+
+
+def test_a_norm_of_scaled_gradients_is_no_divergence(tmp_path: Path):
+    """It doubles whenever the scale does, from 365 to 2^10 times as much, and the loss falls all the while."""
+    attempts = rows([clean(440, (1.0, 0.9))], Scaler(init=2.0**6, interval=40))
+    for row in attempts:
+        row["grad_norm"] = 365.0 / 64 * row["scale"] * (1.0 + 0.1 * math.sin(row["attempt"]))
+    assert said(tmp_path, attempts) == []
