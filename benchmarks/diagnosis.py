@@ -5,11 +5,11 @@
     python benchmarks/diagnosis.py --trace NAME [--healthy] [--first SEED]
 
 Each loop (benchmarks/loops) trains in a process of its own under float16 autocast on the CPU; its records are then
-diagnosed. A loop with its fault is *right* if the first finding is of the expected kind and severity and no finding
+diagnosed. A line on stderr tells how far it is every 20 runs, and each false alarm as it comes. A loop with its fault is *right* if the first finding is of the expected kind and severity and no finding
 above info is of another kind; *missed* if the kind is not among the findings; else *wrong*. It is then run once more
 and ended at the attempt by which the verdict is due: *late* if the kind is not there yet. Where the onset or the
 place is known, `step` and `place` count the verdicts that name another. The loop without its fault, and every
-healthy loop, must have no finding above info: each that has is a false alarm. `--healthy` runs these alone. `--plain` also trains under torch's
+healthy loop, must have no finding above info: each that has is a false alarm. `--healthy` runs these alone, and ends with a table of what they went through: skips, growths and the largest loss. `--plain` also trains under torch's
 own scaler and compares all weights. `--trace` prints what happened, attempt by attempt, and the findings.
 """
 
@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +37,8 @@ import torch._dynamo  # the first step of an optimizer imports it; once here, no
 from loops import LOOPS, Happened, Lab, Loop
 
 import ampwatch
+
+EVERY = 20  # runs between two lines of progress, where nobody looks at a terminal
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)  # warnings and log lines
     path: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    scales: list[tuple[float, float]] = field(default_factory=list)  # before and after each attempt
 
     @property
     def loud(self) -> list[dict[str, Any]]:
@@ -91,6 +95,7 @@ def perform(task: Task) -> Outcome:
             outcome.raised = repr(error) if meant else "unexpected: " + traceback.format_exc()
         if not lab.plain:
             ampwatch.finish()
+            outcome.scales = _scales(lab.dir / lab.run)
             try:
                 outcome.findings = [
                     dict(msgspec.to_builtins(f)) for f in ampwatch.diagnose(lab.dir / lab.run)
@@ -105,11 +110,22 @@ def perform(task: Task) -> Outcome:
     return outcome
 
 
+def _scales(run: Path) -> list[tuple[float, float]]:
+    """Of each recorded attempt; empty where nothing was recorded."""
+    if not run.exists():
+        return []
+    tables = [batch.table() for batch in ampwatch.spool.read(run) if batch.kind == "attempts"]
+    return [(float(a), float(b)) for t in tables for a, b in zip(t["scale"], t["scale_after"], strict=True)]
+
+
 def run(tasks: list[Task], jobs: int) -> Iterator[Outcome]:
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         for count, outcome in enumerate(pool.imap_unordered(perform, tasks, chunksize=1), 1):
-            if sys.stderr.isatty():
-                print(f"\r{count} of {len(tasks)} runs", end="", file=sys.stderr, flush=True)
+            alarm = [] if outcome.task.fault else outcome.loud
+            if sys.stderr.isatty() or alarm or count % EVERY == 0:
+                said = "".join(f"\n  {outcome.task.name} seed {outcome.task.seed}: {brief(f)}" for f in alarm)
+                end = "" if sys.stderr.isatty() and not said else "\n"
+                print(f"\r{count} of {len(tasks)} runs{said}", end=end, file=sys.stderr, flush=True)
             yield outcome
 
 
@@ -274,6 +290,8 @@ def main() -> None:
         )
         return
     report(loops, scores, alarms, len(silent))
+    if options.healthy:
+        happenings(loops, silent)
     for o in broken:
         print(f"\ncrash {o.task}\n{o.raised}")
     for key in differing:
@@ -318,6 +336,41 @@ def report(loops: list[Loop], scores: list[Score], alarms: list[Outcome], health
             f"{title}: {right} of {len(group)} right ({share}), {beside} wrong, {len(group) - right - beside} missed"
         )
     print(f"total: {len(scores)} faults, {healthy} healthy runs, {len(alarms)} false alarms")
+
+
+def happenings(loops: list[Loop], outcomes: list[Outcome]) -> None:
+    """What healthy loops went through, least and most over their seeds: what is silent beside nothing proves nothing."""
+    print(f"\n{'loop':45}{'attempts':>10}{'skips':>8}{'later':>8}{'growths':>9}{'spike':>12}")
+    for loop in loops:
+        its = [o for o in outcomes if o.task.name == loop.name]
+        columns = [
+            [len(o.scales) for o in its],
+            [sum(after < before for before, after in o.scales) for o in its],
+            [_later(o.scales) for o in its],
+            [sum(after > before for before, after in o.scales) for o in its],
+        ]
+        spikes = [_spike(o.losses) for o in its]
+        cells = "".join(f"{_span(c):>{w}}" for c, w in zip(columns, (10, 8, 8, 9), strict=True))
+        print(f"{loop.name:45}{cells}{f'{min(spikes):.1f}–{max(spikes):.1f} ×':>12}")
+
+
+def _span(counts: list[int]) -> str:
+    return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}–{max(counts)}"
+
+
+def _later(scales: list[tuple[float, float]]) -> int:
+    """Skips after the first attempt that was none: not those of the first descent."""
+    first = next((i for i, (before, after) in enumerate(scales) if after >= before), len(scales))
+    return sum(after < before for before, after in scales[first:])
+
+
+def _spike(losses: list[float]) -> float:
+    """The largest loss in units of the median of the ten around it."""
+    around = [losses[max(0, i - 5) : i] + losses[i + 1 : i + 6] for i in range(len(losses))]
+    return max(
+        (x / m for x, near in zip(losses, around, strict=True) if near and (m := median(near)) > 0),
+        default=0.0,
+    )
 
 
 if __name__ == "__main__":
