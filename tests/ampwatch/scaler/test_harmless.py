@@ -131,3 +131,26 @@ def test_a_fused_optimizer_steps_without_a_wait_for_a_cuda_device(recorder):
         assert len(watch._dispatch._ring) == 6  # three attempts, and a look at the step of each
         rows = watch._dispatch._flight.rows_of(2)
         assert watch._dispatch._ring.send(rows, None)  # as an autopsy does
+
+
+def test_gradients_on_several_devices_are_gathered_without_a_wait(recorder):
+    """Parameters on two GPUs and on the host; the scale lies on the first."""
+    scaler = make(recorder)
+    vars(scaler)["_ampwatch"] = watch = Watch(recorder, memory=real_memory)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        devices = ("cuda:0", "cuda:1", "cpu", "cuda:1")
+        parameters = [nn.Parameter(torch.ones(70, device=device)) for device in devices]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(2):
+            scaler.scale(torch.ones((), device="cuda:0"))
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            scaler.unscale_(optimizer)
+            scaler.update()
+        rows = watch._dispatch._flight.rows_of(1)
+    assert [(each.device.type, each.device.index, len(each)) for each in rows] == [
+        ("cuda", 0, 1),
+        ("cuda", 1, 2),
+        ("cpu", None, 1),
+    ]
+    assert len(watch._dispatch._ring) == 2
