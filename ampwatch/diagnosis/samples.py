@@ -101,13 +101,18 @@ class Samples:
 
     def _thin(self) -> None:
         there = {*self._at, *self._unfitted}
-        attempts = np.array(sorted(there, reverse=True), dtype=np.int64)
-        kept: set[int] = set()
-        for level in range(_LEVELS):
-            kept.update(attempts[attempts % 2**level == 0][:NEWEST].tolist())
-        for attempt in there - kept:
+        for attempt in there - kept_of(there):
             self._at.pop(attempt, None)
             self._unfitted.pop(attempt, None)
+
+
+def kept_of(attempts: set[int]) -> set[int]:
+    """Of sampled attempts those whose rows are kept. What is left out here is left out of any larger set too."""
+    newest_first = np.array(sorted(attempts, reverse=True), dtype=np.int64)
+    kept: set[int] = set()
+    for level in range(_LEVELS):
+        kept.update(newest_first[newest_first % 2**level == 0][:NEWEST].tolist())
+    return kept
 
 
 def _reduce(table: Table) -> npt.NDArray[Any]:

@@ -6,29 +6,33 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ampwatch import records
 from ampwatch.diagnosis.findings import Finding, Verdict
-from ampwatch.records import Batch, Event
+from ampwatch.diagnosis.samples import kept_of
+from ampwatch.records import Batch, Event, Table
 
 from . import tables as t
 from .counts import Counts
 from .store import codec
 from .store.blob import pack
+from .store.cover import Where
+from .store.place import Window, is_at
+from .store.points import select
 from .store.rows import as_sent
 from .store.tail import Key
 
 log = logging.getLogger(__name__)
 
-_KEPT_RUNS: Final = 64
+_KEPT_BYTES: Final = 1 << 30  # of attempts as they were sent, which an engine keeps in about as many
 _REBUILT_SEQ: Final = 2**62  # batches made of chunks are numbered from here: no sender comes this far
 _EVENTS_A_BATCH: Final = 1000
-_TABLES: Final[tuple[Literal["attempts", "tensors"], ...]] = ("attempts", "tensors")
 
 FAILED: Final = Verdict(
     "no data", None, None, "The diagnosis failed on these records; the server's log says why."
@@ -56,6 +60,7 @@ class RunDiagnosis:
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
         self.given: set[Key] = set()
         self.counts = Counts()
+        self.size = 0  # bytes, about
         self.is_described = False  # what the run says of itself, or whether it is complete, may have changed
         self._engine: Engine | None = engine
         for batch in stored:
@@ -82,6 +87,8 @@ class RunDiagnosis:
     def _add(self, batch: Batch) -> None:
         if self._engine is None:
             return
+        if batch.kind == "attempts":
+            self.size += len(batch.body)
         try:
             self._engine.add(batch)
         except Exception:  # noqa: BLE001 - as above
@@ -95,7 +102,7 @@ class RunDiagnosis:
 
 
 class Diagnoser:
-    """The diagnoses of the runs that this server holds a lease on, the 64 that grew last."""
+    """The diagnoses of the runs that this server holds a lease on, of those that grew last as many as have room."""
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
@@ -110,8 +117,9 @@ class Diagnoser:
         if run not in self._runs:
             self._runs[run] = RunDiagnosis(self._engine(), stored_batches(connection, run))
         self._runs.move_to_end(run)
-        while len(self._runs) > _KEPT_RUNS:
-            self._runs.popitem(last=False)
+        size = sum(diagnosis.size for diagnosis in self._runs.values())
+        while size > _KEPT_BYTES and len(self._runs) > 1:
+            size -= self._runs.popitem(last=False)[1].size
         return self._runs[run]
 
     def forget(self, run: str) -> None:
@@ -158,7 +166,10 @@ def note_failure(connection: Connection, run: str) -> None:
 
 
 def stored_batches(connection: Connection, run: str) -> Iterator[Batch]:
-    """All of a run that lies in rows and chunks, as batches; what waits in the inbox is not among them."""
+    """What a diagnosis asks of a run that lies in rows and chunks, as batches; what waits in the inbox is not among them.
+
+    Of the tensors' rows those that it would keep: the others are most of what is stored.
+    """
     query = sa.select(t.producers.c.id, t.producers.c.producer, t.producers.c.rank).where(
         t.producers.c.run == run
     )
@@ -167,10 +178,12 @@ def stored_batches(connection: Connection, run: str) -> Iterator[Batch]:
         header = {"producer": producer, "run": run, "rank": rank}
         for events in _stored_events(connection, producer_id):
             yield records.pack_events(events, seq=next(numbers), **header)
-        for kind in _TABLES:
-            for data in _level_zero(connection, producer_id, kind):
-                for table in as_sent(kind, codec.decode(data)):
-                    yield records.pack_table(kind, table, seq=next(numbers), **header)
+        for place in _level_zero(connection, producer_id, "attempts"):
+            for table in as_sent("attempts", codec.decode(_data(connection, place))):
+                yield records.pack_table("attempts", table, seq=next(numbers), **header)
+        for rows in _kept_tensors(connection, producer_id):
+            for table in as_sent("tensors", rows):
+                yield records.pack_table("tensors", table, seq=next(numbers), **header)
 
 
 def _stored_events(connection: Connection, producer_id: int) -> Iterator[list[Event]]:
@@ -182,9 +195,28 @@ def _stored_events(connection: Connection, producer_id: int) -> Iterator[list[Ev
         yield [decoder.decode(body) for body in part]
 
 
-def _level_zero(connection: Connection, producer_id: int, kind: str) -> Iterator[bytes]:
+def _kept_tensors(connection: Connection, producer_id: int) -> Iterator[Table]:
+    sampled = {
+        place: np.unique(codec.decode(_data(connection, place), {"attempt"})["attempt"])
+        for place in _level_zero(connection, producer_id, "tensors")
+    }
+    kept = kept_of({attempt for attempts in sampled.values() for attempt in attempts.tolist()})
+    wanted = np.array(sorted(kept), dtype=np.int64)
+    for place, attempts in sampled.items():
+        if np.isin(attempts, wanted).any():
+            table = codec.decode(_data(connection, place))
+            yield select(table, np.isin(table["attempt"], wanted))
+
+
+def _level_zero(connection: Connection, producer_id: int, kind: str) -> list[Window]:
+    """The windows of a producer that have chunks of rows, in order."""
     mine = sa.and_(t.chunks.c.producer == producer_id, t.chunks.c.kind == kind, t.chunks.c.level == 0)
     order = (t.chunks.c.first, t.chunks.c.stream)
-    for first, stream in connection.execute(sa.select(*order).where(mine).order_by(*order)).all():
-        one = sa.and_(mine, t.chunks.c.first == first, t.chunks.c.stream == stream)
-        yield connection.execute(sa.select(t.chunks.c.data).where(one)).scalar_one()
+    found = connection.execute(sa.select(*order).where(mine).order_by(*order)).all()
+    return [Window(Where(producer_id, kind, stream), 0, first) for first, stream in found]
+
+
+def _data(connection: Connection, window: Window) -> bytes:
+    query = sa.select(t.chunks.c.data).where(is_at(t.chunks, window))
+    data: bytes = connection.execute(query).scalar_one()
+    return data

@@ -9,6 +9,7 @@ import pytest
 import sent
 
 from ampwatch.diagnosis.engine import Diagnosis
+from ampwatch.diagnosis.samples import kept_of
 from ampwatch.records import Batch, Event
 from ampwatch_server.diagnoser import stored_batches
 from ampwatch_server.fold import fold
@@ -76,6 +77,21 @@ class Recording(sent.NoDiagnosis):
 
     def add(self, batch: Batch) -> None:
         self.attempts += batch.table()["attempt"].tolist()
+
+
+def test_of_tensors_what_a_diagnosis_keeps_is_given_back(service: Service) -> None:
+    sampled = list(range(0, 50_000, 25))
+    sent.store(
+        service,
+        sent.attempts(0, 50_000),
+        sent.tensors(sampled, [0] * 2000, 1),
+        sent.events(Event("finish", 1.0), seq=2),
+    )
+    with service.database.read() as connection:
+        batches = [batch for batch in stored_batches(connection, "r") if batch.kind == "tensors"]
+    given = [attempt for batch in batches for attempt in batch.table()["attempt"].tolist()]
+    assert set(given) == kept_of(set(sampled))
+    assert len(given) < 300
 
 
 def test_what_comes_between_diagnosis_and_folding_is_diagnosed_before_it_is_folded(
