@@ -108,14 +108,18 @@ def is_whole(directory: Path) -> bool:
     return all(series[0].stem.endswith("-000000") for series in kept)
 
 
-def damaged(directory: Path) -> dict[Path, int]:
+def damaged(directory: Path, cursor: Mapping[str, int] | None = None) -> dict[Path, int]:
     """The segments with bytes that are no record and none being written, and the first of these bytes in each.
 
     Nothing is read from there on to the end of the segment. A tail of zeros is none: a power cut leaves one.
+
+    Arguments:
+        cursor: of a Tail of this folder; what it has read is not looked at again.
     """
     found = {}
-    for path in segments(directory).values():
-        end = max((end for _, end in _records(path, 0)), default=0)
+    for name, path in segments(directory).items():
+        begin = (cursor or {}).get(name, 0)
+        end = max((end for _, end in _records(path, begin)), default=begin)
         if not _may_be_under_way(path, end):
             found[path] = end
     return found

@@ -168,7 +168,8 @@ def _shown(pieces: Iterable[bytes]) -> Iterator[bytes]:
     from rich.progress import DownloadColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
         for piece in pieces:
             progress.advance(task, len(piece))

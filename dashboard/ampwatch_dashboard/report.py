@@ -23,6 +23,8 @@ Json = Mapping[str, Any]
 _FOLDER: Final = Path(__file__).parent / "report_page"
 _WORDS: Final = {"healthy": "Healthy", "warning": "Warning", "failing": "Failing", "no data": "No data"}
 _MOST_DETAILS: Final = 300  # letters
+_MOST_PRETTY: Final = 20_000
+_MOST_NAMED: Final = 1000  # processes
 _POWER: Final = re.compile(r"2\^([-−]?\d+)")
 
 
@@ -149,7 +151,7 @@ def _about(run: Json) -> str:
             escape(p["device"]),
             f"{p['attempts']:,}",
         )
-        for p in run["producers"]
+        for p in run["producers"][:_MOST_NAMED]
     )
     told = {name: run[name] for name in ("versions", "config", "scalers", "optimizers") if run[name]}
     sections = (f"<h3>{name.title()}</h3><pre>{_pretty(value)}</pre>" for name, value in told.items())
@@ -157,7 +159,8 @@ def _about(run: Json) -> str:
 
 
 def _pretty(value: Any) -> str:
-    return escape(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return escape(text if len(text) <= _MOST_PRETTY else f"{text[:_MOST_PRETTY]}\n…")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 
 from ampwatch.errors import AmpwatchError, InvalidBatch
 from ampwatch.records import Batch
-from ampwatch.spool import Tail
+from ampwatch.spool import Tail, damaged
 
 from . import tables as t
 from .db import Database
@@ -24,6 +25,7 @@ from .writer import Unavailable
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.5
+LOOK_S: Final = 60.0  # between two looks for files that are damaged
 _UNDER_WAY: Final = 64  # batches handed over and not committed yet
 
 
@@ -42,6 +44,8 @@ class Follower:
             None  # Unix time by run; what is deleted later has been read by then
         )
         self._under_way: deque[tuple[Batch, Future[Stored]]] = deque()
+        self._damaged: set[Path] = set()  # told of
+        self._look_at = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-follower", daemon=True)
 
@@ -79,6 +83,15 @@ class Follower:
                 self._settle(*self._under_way.popleft())
         while self._under_way:
             self._settle(*self._under_way.popleft())
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            self._tell_damaged()
+
+    def _tell_damaged(self) -> None:
+        found = damaged(self._directory, self._tail.cursor)
+        for path in found.keys() - self._damaged:
+            log.warning("%s is damaged: nothing is read from its byte %d on", path, found[path])
+        self._damaged |= found.keys()
 
     def _submit(self, batch: Batch) -> Future[Stored]:
         """Hand a batch over. What goes wrong is in the future."""

@@ -91,7 +91,9 @@ class Finding(Model):
     module: str
     tensor: str
     chain: list[Link] = Field([], description="which event came first, and what followed from it")
-    mark: Mark | None = Field(description="what a person made of it; its state is acknowledged then")
+    mark: Mark | None = Field(
+        description="what a person made of it; where that is acknowledged, so is its state"
+    )
     marked_by: str | None
     marked_at: float | None = Field(description="Unix time, s")
 

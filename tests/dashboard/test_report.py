@@ -10,11 +10,11 @@ EVIL = "</script><script>alert(1)</script><!-- 2^16"
 PLOTLY = 'const a = "</script>", b = "<!--";'
 
 
-def written():
+def written(config=EVIL):
     verdict = {"word": "failing", "sentence": EVIL, "severity": "fatal"}
     run = {"run": "r", "name": EVIL, "project": EVIL, "status": "live", "last_seen": 0.0, "world_size": 1}
     run |= {"attempts": 4, "skipped": 1, "scale": 65536.0, "loss": "NaN", "step": 3, "verdict": verdict}
-    run |= {"versions": {EVIL: EVIL}, "config": {"a": EVIL}, "scalers": [], "optimizers": []}
+    run |= {"versions": {EVIL: EVIL}, "config": {"a": config}, "scalers": [], "optimizers": []}
     run["producers"] = [{"rank": 0, "producer": "ab" * 16, "host": EVIL, "device": EVIL, "attempts": 4}]
     finding = {"severity": "fatal", "kind": "spike", "headline": EVIL, "state": "open", "confidence": 0.9}
     finding |= {"evidence": [{"text": EVIL}], "advice": [{"text": EVIL, "code": EVIL}]}
@@ -39,6 +39,10 @@ def test_the_policy_names_the_scripts_that_are_there():
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     assert f"script-src 'sha256-{hashes[0]}' 'sha256-{hashes[1]}';" in page
     assert "default-src 'none'" in page
+
+
+def test_what_a_job_tells_of_itself_makes_no_report_of_megabytes():
+    assert len(written("x" * 5_000_000)) - len(written()) < 25_000
 
 
 def test_no_number_is_said_as_one():

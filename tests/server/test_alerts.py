@@ -117,7 +117,7 @@ def test_a_destination_hears_what_it_asked_for() -> None:
 def test_a_mark_stands_over_the_next_diagnosis(service: Service, clock: list[float]) -> None:
     sent.store(service, *overflowing())
     key = found(service)["findings"][0]["key"]
-    told = {"state": "acknowledged", "mark": "muted", "marked_by": "ada", "marked_at": 5.0}
+    told = {"state": "recovered", "mark": "muted", "marked_by": "ada", "marked_at": 5.0}
     service.database.write(lambda c: mark_finding(c, "r", key, "muted", "ada", 5.0))
     sent.store(service, sent.attempts(12, 14, 2))
     finding = found(service)["findings"][0]

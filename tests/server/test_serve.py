@@ -52,6 +52,14 @@ def files(directory: Path) -> dict[str, tuple[float, bytes]]:
     return {str(path): (path.stat().st_mtime, path.read_bytes()) for path in found}
 
 
+def test_a_damaged_file_of_a_directory_is_named(tmp_path: Path, connect, caplog) -> None:
+    written(tmp_path / "runs")
+    (segment,) = tmp_path.glob("runs/r/*/attempts-*.awb")
+    segment.write_bytes(b"\xff" * segment.stat().st_size)
+    with running(database=str(tmp_path / "a.db"), directory=tmp_path / "runs") as server, connect(server):
+        sent.until(lambda: f"{segment} is damaged: nothing is read from its byte 0 on" in caplog.text)
+
+
 def test_a_directory_is_followed_and_never_changed(tmp_path: Path, connect) -> None:
     directory = tmp_path / "runs"
     written(directory)

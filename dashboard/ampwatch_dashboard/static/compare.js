@@ -34,13 +34,16 @@ async function load() {
     byId("problem").replaceChildren();
     await show();
   } catch (problem) {
-    render(byId("problem"), problem.message, () => problemNotice(problem, load));
+    render(byId("problem"), problem.message, () => (problem.status === 404 ? unknown() : problemNotice(problem, load)));
   }
 }
 
+const back = () => h("a", { class: "button", href: ROOT }, "All runs");
+
+const unknown = () => notice("A run is not here", `Of ${chosen().join(", ")} one is not on this server: it was deleted, or its name is another.`, back());
+
 function showEmpty() {
-  const back = h("a", { class: "button", href: ROOT }, "All runs");
-  render(byId("problem"), "none", () => notice("No run is chosen", "Tick two or more in the list of runs, then compare them.", back));
+  render(byId("problem"), "none", () => notice("No run is chosen", "Tick two or more in the list of runs, then compare them.", back()));
 }
 
 async function show() {

@@ -72,4 +72,5 @@ def _marked(finding: dict[str, Any], mark: sa.Row[Any] | None) -> dict[str, Any]
     if mark is None:
         return finding | _UNMARKED
     told = {"mark": mark.mark, "marked_by": mark.who, "marked_at": mark.time}
-    return finding | {"state": "acknowledged"} | told
+    known = {"state": "acknowledged"} if mark.mark == "acknowledged" else {}
+    return finding | known | told
