@@ -59,6 +59,11 @@ def above_info(directory: Path) -> list[tuple[str, str]]:
     return [(f.kind, f.severity) for f in worse_than_info(directory)]
 
 
+def told(directory: Path) -> list[tuple[str, str, int, str]]:
+    """(kind, severity, attempt it was first said at, tensor or else module) of what a person would be told."""
+    return [(f.kind, f.severity, f.first_attempt, f.tensor or f.module) for f in worse_than_info(directory)]
+
+
 def half() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.float16)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loops import Transformer, above_info, half, mlp, recorded, regression, worse_than_info
+from loops import Transformer, above_info, half, mlp, recorded, regression, told, worse_than_info
 from torch import nn
 
 import ampwatch
@@ -29,7 +29,7 @@ def loop(directory, between=None, before=None, loss_factor=None, steps=40, model
 def test_a_norm_clipped_before_unscaling(tmp_path, limit):
     loop(tmp_path, lambda _, model: nn.utils.clip_grad_norm_(model.parameters(), limit), init_scale=2.0**14)
     (finding,) = worse_than_info(tmp_path)
-    assert (finding.kind, finding.severity) == ("clip_scaled", "error")
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("clip_scaled", "error", 0)
     assert f"L2 norm is held at {limit:g}," in finding.headline
 
 
@@ -49,7 +49,8 @@ def test_values_clipped_before_unscaling(tmp_path):
         tmp_path, lambda _, m: nn.utils.clip_grad_value_(m.parameters(), 0.1), model=model, init_scale=2.0**14
     )
     (finding,) = worse_than_info(tmp_path)
-    assert (finding.kind, "largest element is held at 0.1," in finding.headline) == ("clip_scaled", True)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("clip_scaled", "error", 0)
+    assert "largest element is held at 0.1," in finding.headline
 
 
 def test_a_limit_that_is_scaled_with_the_loss_is_silent(tmp_path):
@@ -99,7 +100,7 @@ def test_inf_made_the_largest_number_is_told(tmp_path):
             torch.nan_to_num_(p.grad)
 
     loop(tmp_path, largest, loss_factor=lambda step: 1e9 if 5 < step < 9 else 1.0, init_scale=2.0**14)
-    assert above_info(tmp_path) == [("cleaned_gradients", "error")]
+    assert told(tmp_path) == [("cleaned_gradients", "error", 6, "")]
 
 
 def test_hooks_that_only_look_are_silent(tmp_path):
@@ -123,7 +124,7 @@ def only_after_a_step(step, optimizer, scaler):
 @pytest.mark.parametrize(("before", "init"), [(never, 2.0**10), (only_after_a_step, 2.0**24)])
 def test_gradients_that_are_not_cleared(tmp_path, before, init):
     loop(tmp_path, before=before, init_scale=init, steps=12)
-    assert above_info(tmp_path) == [("grads_not_cleared", "error")]
+    assert told(tmp_path) == [("grads_not_cleared", "error", 1, "")]
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -158,7 +159,9 @@ def norms(directory, dtype):
     loop(directory, between, init_scale=2.0**14, growth_interval=1000)
 
 
-@pytest.mark.parametrize(("dtype", "kinds"), [(torch.float16, ["norm_overflow"]), (torch.float32, [])])
+@pytest.mark.parametrize(
+    ("dtype", "kinds"), [(torch.float16, [("norm_overflow", "error", 0, "")]), (torch.float32, [])]
+)
 def test_a_norm_taken_in_float16(tmp_path, dtype, kinds):
     norms(tmp_path, dtype)
-    assert [kind for kind, _ in above_info(tmp_path)] == kinds
+    assert told(tmp_path) == kinds

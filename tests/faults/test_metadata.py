@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from loops import Transformer, above_info, half, mlp, recorded, regression, train, worse_than_info
+from loops import Transformer, above_info, half, mlp, recorded, regression, told, train, worse_than_info
 from torch import nn
 
 
@@ -141,10 +141,12 @@ def test_everything_frozen_is_told(tmp_path):
     assert (finding.kind, "all of them are frozen" in finding.headline) == ("no_gradients", True)
 
 
-@pytest.mark.parametrize(("dtype", "kinds"), [(torch.float16, ["missing_scaler"]), (torch.bfloat16, [])])
+@pytest.mark.parametrize(
+    ("dtype", "kinds"), [(torch.float16, [("missing_scaler", "error", 0, "")]), (torch.bfloat16, [])]
+)
 def test_a_scaler_that_is_off_matters_in_float16_only(tmp_path, dtype, kinds):
     regress(tmp_path, dtype=dtype, enabled=False)
-    assert [kind for kind, _ in above_info(tmp_path)] == kinds
+    assert told(tmp_path) == kinds
 
 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled:UserWarning")
@@ -157,7 +159,7 @@ def test_a_scaler_for_a_device_that_is_not_there_is_off(tmp_path):
         settings = ampwatch.Settings.load(environ={}, dir=str(tmp_path), run="loop", quiet=True)
         scaler = ampwatch.GradScaler("cuda", settings=settings, model=model)
         train(model, scaler, lambda s: regression(model, s), steps=5)
-    assert above_info(tmp_path) == [("backend_limit", "warning")]
+    assert told(tmp_path) == [("backend_limit", "warning", 0, "")]
 
 
 class HalfAdam(torch.optim.Optimizer):
@@ -214,10 +216,12 @@ class Heeding(Careless):
     heeds = True
 
 
-@pytest.mark.parametrize(("optimizer", "kinds"), [(Careless, ["fused_optimizer"]), (Heeding, [])])
+@pytest.mark.parametrize(
+    ("optimizer", "kinds"), [(Careless, [("fused_optimizer", "fatal", 0, "")]), (Heeding, [])]
+)
 def test_a_fused_optimizer_that_applies_an_overflow(tmp_path, optimizer, kinds):
     regress(tmp_path, optimizer=optimizer, init_scale=2.0**24, steps=30)
-    assert [kind for kind, _ in above_info(tmp_path)] == kinds
+    assert told(tmp_path) == kinds
 
 
 def test_torchs_own_fused_optimizer_is_silent(tmp_path):

@@ -11,6 +11,7 @@ from loops import (
     mlp,
     recorded,
     regression,
+    told,
     train,
     worse_than_info,
 )
@@ -192,7 +193,7 @@ def warmed_up(directory, careful, steps=60):
 def test_a_warm_up_that_passes_while_every_step_is_skipped(tmp_path):
     warmed_up(tmp_path, careful=False)
     (finding,) = worse_than_info(tmp_path)
-    assert (finding.kind, finding.severity) == ("schedule_ahead", "warning")
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("schedule_ahead", "warning", 1)
 
 
 def test_a_schedule_that_waits_for_the_optimizer_is_silent(tmp_path):
@@ -218,7 +219,7 @@ def accumulated(directory, divide, lengths=(4, 4, 4, 4, 4, 2), windows=36):
 
 def test_a_loss_that_is_not_divided_by_the_micro_batches(tmp_path):
     accumulated(tmp_path, lambda length: 1)
-    assert above_info(tmp_path) == [("accumulation", "warning")]
+    assert told(tmp_path) == [("accumulation", "warning", 5, "")]
 
 
 @pytest.mark.parametrize("lengths", [(4, 4, 4, 4, 4, 2), (4,), (1, 8, 2, 4)])
@@ -246,10 +247,13 @@ def far_apart(directory, weight, steps=70):
         )
 
 
-@pytest.mark.parametrize(("weight", "kinds"), [(2.0**-30, ["narrow_range"]), (1e-2, [])])
+@pytest.mark.parametrize(
+    ("weight", "kinds"),
+    [(2.0**-30, [("narrow_range", "warning", 0, "1.mixers.0.project.weight")]), (1e-2, [])],
+)
 def test_gradients_too_far_apart_for_one_scale(tmp_path, weight, kinds):
     far_apart(tmp_path, weight)
-    assert [kind for kind, _ in above_info(tmp_path)] == kinds
+    assert told(tmp_path) == kinds
 
 
 def test_a_loss_summed_over_many_samples_is_explained(tmp_path):
@@ -262,7 +266,7 @@ def test_a_loss_summed_over_many_samples_is_explained(tmp_path):
             steps=140,
             optimizer=torch.optim.SGD(model.parameters(), lr=1e-7),
         )
-    assert [(f.kind, f.severity) for f in findings(tmp_path)] == [
-        ("summed_loss", "info"),
-        ("calibration", "info"),
+    assert [(f.kind, f.severity, f.first_attempt) for f in findings(tmp_path)] == [
+        ("summed_loss", "info", 19),
+        ("calibration", "info", 0),
     ]

@@ -71,6 +71,7 @@ def test_the_dead_zone_is_told_before_it_is_reached(tmp_path):
     through_the_dead_zone(tmp_path, broken=100, steps=100)
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.state) == ("dead_zone", "fatal", "open")
+    assert finding.first_attempt == 0
     assert "comes in 44 attempts" in finding.headline
 
 

@@ -37,7 +37,7 @@ def test_the_descent_from_2_32_is_explained(tmp_path):
 def test_probes_at_the_ceiling_are_ordinary(tmp_path):
     regress(tmp_path, steps=60, init_scale=2.0**10, growth_interval=4)
     (finding,) = findings(tmp_path)
-    assert (finding.kind, finding.severity) == ("growth_probe", "info")
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("growth_probe", "info", 24)
 
 
 class Distance(nn.Module):
