@@ -50,6 +50,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # asks the environment at each request
     )
     app.state.service = service
     problems.install(app)
