@@ -217,7 +217,7 @@ class StepWatch:
         if loss is not None and (self._step is None or self._step.unscaled is None):
             self._losses.add([loss], loss.device)
 
-    def stepped(self, optimizer: int) -> None:
+    def stepped(self, optimizer: int, itself: Optimizer) -> None:
         """The optimizer has stepped; of steps within one another the innermost counts."""
         step, self._step = self._step, None
         if step is None or step.unscaled is None:

@@ -11,7 +11,15 @@ from . import identity
 from .escalation import Escalation
 from .float32_check import Float32Check
 from .hooks import Observation, Observer
-from .observers import AutocastProbe, BackwardOrder, FiniteCheck, LocalGradients, OriginProbe, ReplicaProbe
+from .observers import (
+    AutocastProbe,
+    BackwardOrder,
+    FiniteCheck,
+    LocalGradients,
+    OriginProbe,
+    ReplicaProbe,
+    unscaled_step,
+)
 from .origins import Origins, Schedule
 from .search import Search
 
@@ -19,6 +27,7 @@ CHECK_EVERY: Final = 200  # attempts from one finite check to the next
 MOST_LOCAL: Final = (
     16  # tensors whose local gradients are looked at: the first in backward order, and the last
 )
+UNSCALED_LOOKS: Final = 8  # steps of an optimizer without a scaled loss whose gradients are looked at
 SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be searched must come
 
 
@@ -38,6 +47,7 @@ class Probes:
         self._index = index
         self._armed: list[Observer] = []  # until each has seen something
         self._unscaled: dict[int, Sequence[Tensor]] = {}  # parameters of the optimizers of this attempt
+        self._unscaled_looks: dict[int, int] = {}  # at steps without a scaled loss
         self._schedules: dict[int, Schedule] = {}
         self._origin: dict[int, OriginProbe] = {}  # the last one of each optimizer
         self._has_order = model is not None
@@ -73,6 +83,18 @@ class Probes:
     def note(self, observation: Observation) -> None:
         """Keep what was seen elsewhere in this attempt."""
         self._keep(observation)
+
+    def unscaled_step(self, optimizer: int, numbered: Sequence[tuple[int, Tensor]], order: list[str]) -> None:
+        """An optimizer has stepped with gradients of a loss that was never scaled; their format is looked at.
+
+        Arguments:
+            numbered: those of its parameters whose gradients are known to be computed in float16 otherwise.
+            order: the calls up to it.
+        """
+        looks = self._unscaled_looks.get(optimizer, 0)
+        if looks < UNSCALED_LOOKS and (seen := unscaled_step(optimizer, numbered, order)) is not None:
+            self._unscaled_looks[optimizer] = looks + 1
+            self._keep(seen)
 
     def collect(self, stream: int = -1) -> list[Observation]:
         """At the end of an attempt of a stream: what has been seen; the observers that saw it are taken off."""

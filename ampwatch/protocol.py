@@ -27,6 +27,7 @@ Fault = Literal[
     "update_in_accumulation",
     "step_after_update",
     "step_outside_scaler",
+    "step_after_unscale",
     "stepped_again",
     "scale_without_step",
     "missing_update",
@@ -167,18 +168,27 @@ class Protocol:
         self._called("update")
         return Call("update", None, self._update_fault(manual))
 
-    def step_outside(self, optimizer: int) -> list[CallFault]:
+    def step_outside(self, optimizer: int, *, is_scaled: bool = False) -> list[CallFault]:
         """An optimizer of this scaler stepped outside scaler.step().
 
         It is wrong once a loss of the window was scaled; before that, if it applies once more what scaler.step() has
         applied, in two windows in a row.
+
+        Arguments:
+            is_scaled: its gradients are known to be those of a scaled loss.
         """
         self.window.add(f"outside:{optimizer}")
-        if self.window.losses:
-            return [CallFault("step_outside_scaler", optimizer, self.window.order, raised=False)]
+        if self.window.losses or is_scaled:
+            is_unscaled = self._optimizer(optimizer).stage == "unscaled"
+            fault: Fault = "step_after_unscale" if is_unscaled else "step_outside_scaler"
+            return [CallFault(fault, optimizer, self.window.order, raised=False)]
         if not self._repeats(optimizer):
             return []
         return [CallFault("stepped_again", optimizer, self._before.order, raised=False)]
+
+    def is_fed_unscaled(self, optimizer: int) -> bool:
+        """Whether a backward pass has added to its gradients in a window in which no loss was scaled."""
+        return self.window.losses == 0 and self._optimizer(optimizer).fed
 
     def close(self, call: Call, *, raised: bool) -> list[CallFault]:
         """Close an announced call; `raised`: it ended in an exception. Answers its fault, if it has one."""

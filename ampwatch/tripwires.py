@@ -20,7 +20,7 @@ RESIDUE: Final = 4096  # elements of a gradient that are looked at before a back
 class Watcher(Protocol):
     """Who is told. It is held weakly: its hooks end with it."""
 
-    def stepped(self, optimizer: int) -> None:
+    def stepped(self, optimizer: int, itself: Optimizer) -> None:
         """An optimizer has stepped."""
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
@@ -109,10 +109,10 @@ def residue_of(parameter: Tensor) -> Tensor | None:
         return grad.flatten()[:RESIDUE].ne(0).any().to(torch.float64)
 
 
-def _stepped(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:
+def _stepped(watcher: weakref.ref[Watcher], index: int, optimizer: Optimizer, *_: object) -> None:
     alive = watcher()
     if alive is not None:
-        alive.stepped(index)
+        alive.stepped(index, optimizer)
 
 
 def _accumulating(

@@ -37,6 +37,7 @@ from .protocol import Call, CallFault, Protocol
 from .registry import Sink, dtype_name, registry_of
 from .ring import Memory
 from .stats.choose import choose
+from .strangers import Strangers
 from .tripwires import Tripwires
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
@@ -90,6 +91,7 @@ class Watch(Unwatched):
         self._protocol = Protocol()
         self._probes = Probes(model, self._registry.tensor)
         self._tripwires = Tripwires(self)
+        self._strangers = Strangers(self)
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
@@ -101,7 +103,7 @@ class Watch(Unwatched):
         self._is_captured = False
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._measured = Measures()
-        close_with(self, self._probes, self._tripwires, self._harvester)
+        close_with(self, self._probes, self._tripwires, self._strangers, self._harvester)
 
     def scaled(self, scaler: Scaler, outputs: object) -> None:
         """`scale()` has scaled these outputs."""
@@ -171,10 +173,30 @@ class Watch(Unwatched):
         self._protocol.accumulated(optimizer)
         self._measured.accumulated(optimizer)
 
-    def stepped(self, optimizer: int) -> None:
+    def stepped(self, optimizer: int, itself: Optimizer) -> None:
         """An optimizer has stepped, inside `scaler.step()` or not."""
-        if self._stepping != optimizer:
-            self._tell(self._protocol.step_outside(optimizer))
+        if self._stepping == optimizer:
+            return
+        self._tell(self._protocol.step_outside(optimizer))
+        if self._protocol.is_fed_unscaled(optimizer):
+            born = self._harvester.origins.float16
+            numbered = (
+                (self._registry.tensor(p), p) for group in itself.param_groups for p in group["params"]
+            )
+            born_in_float16 = [(i, p) for i, p in numbered if i in born]
+            self._probes.unscaled_step(optimizer, born_in_float16, self._protocol.window.order)
+
+    def is_ours(self, optimizer: Optimizer) -> bool:
+        """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of."""
+        return self._stepping is not None or self._registry.owner_of(optimizer) is not None
+
+    def unscales(self, parameter: Tensor) -> bool:
+        """Whether an optimizer that the scaler has unscaled holds this parameter."""
+        return any(parameter is p for o in self._lists for group in o.param_groups for p in group["params"])
+
+    def stepped_by_itself(self, optimizer: Optimizer) -> None:
+        """An optimizer that the scaler never steps has stepped with gradients of a scaled loss."""
+        self._tell(self._protocol.step_outside(self._registry.optimizer(optimizer), is_scaled=True))
 
     def captured(self) -> None:
         """The scaler is called while a graph is captured: what replays it is not seen. Told once."""
@@ -196,6 +218,7 @@ class Watch(Unwatched):
             return
         self.recorder.logbook.begin()
         self._tell(self._protocol.scale(moved=self._has_moved() if self._protocol.only_scales else None))
+        self._strangers.scaled(losses)
         self._probes.forward_ended(losses)
         if losses:
             self._measured.losses.add(losses, internals.scale_of(scaler).device)

@@ -13,7 +13,9 @@ from .findings import Evidence, Finding
 from .moments import Moment
 
 DIVIDED: Final = 2  # attempts
-_BYPASSED: Final = frozenset({"step_outside_scaler", "stepped_again", "scale_without_step"})
+_BYPASSED: Final = frozenset(
+    {"step_outside_scaler", "step_after_unscale", "unscaled_step", "stepped_again", "scale_without_step"}
+)
 
 
 def call_order(case: Case) -> Iterator[Finding]:

@@ -93,11 +93,26 @@ def test_healthy_orders_are_silent(calls):
         (("scale", "backward:0", "step:0", "update", "step:1"), ("step_without_scale", 1, False)),
         ((*PLAIN, "outside:0", *PLAIN, "outside:0"), ("stepped_again", 0, False)),
         ((*PLAIN, "scale", "outside:0"), ("step_outside_scaler", 0, False)),
+        (("scale", "unscale_:0", "outside:0"), ("step_after_unscale", 0, False)),
         (("scale", "closure:0!"), ("closure", 0, True)),
     ],
 )
 def test_each_fault_is_named_once(calls, fault):
     assert play(*calls) == [fault]
+
+
+def test_a_step_with_gradients_of_a_scaled_loss_is_outside_in_any_window():
+    (fault,) = Protocol().step_outside(1, is_scaled=True)
+    assert (fault.fault, fault.optimizer, fault.order) == ("step_outside_scaler", 1, ["outside:1"])
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_fed"), [(("backward:0",), True), ((), False), (("scale", "backward:0"), False)]
+)
+def test_a_backward_pass_without_a_scaled_loss_feeds_an_optimizer_unscaled(calls, is_fed):
+    protocol = Protocol()
+    play(*PLAIN, *calls, protocol=protocol)
+    assert protocol.is_fed_unscaled(0) is is_fed
 
 
 def test_a_refused_call_leaves_the_state_where_torch_leaves_it():

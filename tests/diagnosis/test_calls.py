@@ -13,6 +13,8 @@ from build import Run
         ("step_without_scale", True, "call_order"),
         ("step_without_scale", False, "scaler_bypassed"),
         ("step_outside_scaler", False, "scaler_bypassed"),
+        ("step_after_unscale", False, "scaler_bypassed"),
+        ("unscaled_step", False, "scaler_bypassed"),
         ("stepped_again", False, "scaler_bypassed"),
         ("scale_without_step", False, "scaler_bypassed"),
         ("step_after_update", False, "call_order"),

@@ -160,3 +160,105 @@ def test_micro_batches_that_are_unscaled_one_by_one(tmp_path, each, expected):
             if each or step % 4 == 3:
                 scaler.update()
     assert told(tmp_path) == expected
+
+
+def actor_and_critic(directory, step_actor, actor_loss=None, steps=12):
+    """Two optimizers; `step_actor(scaler, optimizer)` is how the loop steps the second of them."""
+    model = nn.ModuleList([mlp(), mlp()])
+    with recorded(directory) as make:
+        scaler = make(model=model)
+        critic, actor = (torch.optim.Adam(m.parameters(), 1e-3) for m in model)
+        for step in range(steps):
+            critic.zero_grad()
+            actor.zero_grad()
+            with half():
+                losses = [regression(m, step) for m in model]
+            scaler.scale(losses[0]).backward()
+            (actor_loss or scaler.scale)(losses[1]).backward()
+            scaler.step(critic)
+            step_actor(scaler, actor)
+            scaler.update()
+    return told(directory)
+
+
+def test_a_second_optimizer_that_is_stepped_with_scaled_gradients(tmp_path):
+    said = actor_and_critic(tmp_path, lambda scaler, actor: actor.step())
+    assert said == [("scaler_bypassed", "error", 1)]
+
+
+def test_one_that_goes_through_the_scaler_or_whose_loss_was_never_scaled_is_healthy(tmp_path):
+    assert actor_and_critic(tmp_path / "through", lambda scaler, actor: scaler.step(actor)) == []
+    assert actor_and_critic(tmp_path / "alone", lambda scaler, actor: actor.step(), lambda loss: loss) == []
+
+
+class Inner(torch.optim.Optimizer):
+    """A wrapper that has another optimizer do its steps, as Lookahead and SAM do."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self):
+        self.inner.step()
+
+
+def test_the_inner_optimizer_of_a_wrapper_is_no_stranger(tmp_path):
+    model = mlp()
+    optimizer = Inner(torch.optim.SGD(model.parameters(), 1e-3))
+    with recorded(tmp_path) as make:
+        train(model, make(model=model), lambda step: regression(model, step), optimizer=optimizer)
+    assert told(tmp_path) == []
+
+
+def test_a_scaler_each_and_nobody_is_a_stranger(tmp_path):
+    models = [mlp(), mlp()]
+    with recorded(tmp_path) as make:
+        optimizers = [torch.optim.SGD(m.parameters(), 1e-3) for m in models]
+        scalers = [make(model=m, init_scale=2.0**8) for m in models]
+        for step in range(12):
+            for m, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
+                train(m, scaler, lambda _, m=m, s=step: regression(m, s), steps=1, optimizer=optimizer)
+    assert told(tmp_path) == []
+
+
+def now_and_then(directory, dtype, by_itself):
+    """Each sixth batch has code of its own."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with recorded(directory) as make:
+        scaler = make(model=model, init_scale=2.0**10)
+        for step in range(24):
+            if by_itself and step % 6 == 5:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16, enabled=dtype is torch.float16):
+                    loss = regression(model, step)
+                loss.backward()
+                optimizer.step()
+            else:
+                train(
+                    model, scaler, lambda _, step=step: regression(model, step), steps=1, optimizer=optimizer
+                )
+    return told(directory)
+
+
+def test_a_step_of_a_float16_loss_that_was_never_scaled(tmp_path):
+    assert now_and_then(tmp_path, torch.float16, by_itself=True) == [("scaler_bypassed", "error", 5)]
+
+
+def test_a_phase_in_float32_or_none_is_healthy(tmp_path):
+    assert now_and_then(tmp_path / "float32", torch.float32, by_itself=True) == []
+    assert now_and_then(tmp_path / "none", torch.float16, by_itself=False) == []
+
+
+def test_a_step_after_unscale_is_told_as_one(tmp_path):
+    def body(step, model, optimizer, scaler):
+        scaler.unscale_(optimizer)
+        optimizer.step()
+        scaler.update()
+
+    run(tmp_path, body)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, "stepped directly after unscale_()" in finding.headline) == (
+        "scaler_bypassed",
+        True,
+    )

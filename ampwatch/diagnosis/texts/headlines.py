@@ -304,6 +304,8 @@ FAULTS: Final = {
     "step_after_update": "{optimizer} is stepped after update() with gradients of a loss scaled before it, which are divided by another scale",
     "stepped_again": "{optimizer} is stepped directly after its step() through the scaler, so that gradients are applied twice, and inf or NaN once",
     "scale_without_step": "losses go through scale(), and neither step() nor update() of the scaler ever follows, so that gradients stay scaled",
+    "unscaled_step": "{optimizer} is stepped directly with float16 gradients of a loss that did not go through scale(): what underflows is lost, and inf and NaN are applied",
+    "step_after_unscale": "{optimizer} is stepped directly after unscale_(), past the scaler's own step(), which would skip it where gradients are inf or NaN",
     "step_outside_scaler": "{optimizer} is stepped directly, with gradients that are still scaled",
     "scaled_by_hand.times": "the loss is multiplied by the loss scale before scale() does so, so that gradients are larger than the true ones by it",
     "scaled_by_hand.by": "gradients are divided by the loss scale once more than they were multiplied, so that they are smaller than the true ones by it",

@@ -1,0 +1,106 @@
+"""Steps of optimizers that a scaler never steps: what is looked at, and for how long."""
+
+import gc
+import weakref
+
+import torch
+from torch.optim import SGD
+
+from ampwatch.strangers import CLEARED_AFTER, Strangers
+
+
+class Told:
+    """A watcher that knows no optimizer and lists those it is told of."""
+
+    def __init__(self, ours=(), parameters=()):
+        self.ours, self.parameters, self.steps = list(ours), list(parameters), 0
+
+    def is_ours(self, optimizer):
+        return any(optimizer is each for each in self.ours)
+
+    def unscales(self, parameter):
+        return any(parameter is each for each in self.parameters)
+
+    def stepped_by_itself(self, optimizer):
+        self.steps += 1
+
+
+def step(strangers, weight, optimizer, *, scaled):
+    loss = (weight * 2).sum()
+    if scaled:
+        loss = loss * 4
+        strangers.scaled([loss])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def stepped(scaled, steps=6, **watcher):
+    weight = torch.ones(3, requires_grad=True)
+    told, optimizer = Told(**watcher), SGD([weight], 0.1)
+    strangers = Strangers(told)
+    strangers.scaled([])
+    for i in range(steps):
+        step(strangers, weight, optimizer, scaled=scaled(i))
+    left = strangers.suspects
+    strangers.close()
+    return told.steps, left
+
+
+def test_every_step_but_the_first_is_told_where_the_loss_is_scaled():
+    assert stepped(lambda i: True) == (5, 1)
+
+
+def test_one_whose_losses_are_not_scaled_is_cleared():
+    assert stepped(lambda i: False) == (0, 0)
+    assert stepped(lambda i: i > CLEARED_AFTER) == (0, 0)
+    assert stepped(lambda i: i == CLEARED_AFTER) == (1, 1)
+
+
+def test_one_that_is_ours_or_shares_a_parameter_is_never_looked_at():
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = SGD([weight], 0.1)
+    strangers = Strangers(told := Told(ours=[optimizer]))
+    for _ in range(4):
+        step(strangers, weight, optimizer, scaled=True)
+    told.ours, told.parameters = [], [weight]
+    for _ in range(4):
+        step(strangers, weight, optimizer, scaled=True)
+    assert (told.steps, strangers.suspects) == (0, 0)
+    strangers.close()
+
+
+def test_one_that_becomes_ours_is_let_go():
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = SGD([weight], 0.1)
+    strangers = Strangers(told := Told())
+    for _ in range(2):
+        step(strangers, weight, optimizer, scaled=True)
+    told.ours = [optimizer]
+    assert strangers.suspects == 1
+    step(strangers, weight, optimizer, scaled=True)
+    assert (told.steps, strangers.suspects) == (1, 0)
+    strangers.close()
+
+
+def test_it_ends_with_close_and_keeps_nobody_alive():
+    strangers = Strangers(told := Told())
+    strangers.scaled([])
+    gone = weakref.ref(told)
+    del told
+    gc.collect()
+    assert gone() is None
+    weight = torch.ones(3, requires_grad=True)
+    step(strangers, weight, SGD([weight], 0.1), scaled=False)
+    assert strangers.suspects == 0
+
+
+def test_a_watch_may_end_while_an_optimizer_steps():
+    strangers = [Strangers(told) for told in [Told()]]
+    strangers[0].scaled([])
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = SGD([weight], 0.1)
+    optimizer.register_step_post_hook(lambda *_: strangers.pop().close())
+    weight.sum().backward()
+    optimizer.step()
+    assert strangers == []
