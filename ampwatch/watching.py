@@ -344,12 +344,11 @@ class Watch(Unwatched):
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
         attempt = self._attempt(scaler, noted)
-        after = internals.scale_of(scaler)
+        after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
         device = after.device
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
         self._dispatch.seen(self._probes.collect(attempt.stream), device, attempt.attempt)
         assert noted.scale is not None  # update() raises before the first scale()
-        tracker = internals.tracker_of(scaler)
         numbers = self._measured.numbers(noted.scale, after, tracker, noted.found_inf)
         self._dispatch.attempt(attempt, numbers, self._measured.rows(), device)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)

@@ -17,6 +17,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from ..recorded import WORKING
@@ -109,6 +110,23 @@ def fsdp2(make):
     yield from train(make(model, growth_interval=2), model, model, in_gradient_of(model))
 
 
+def fsdp2_with_tensor_parallelism(make):
+    """Each tensor lies over two dimensions of the mesh, and the second rank's shard of the first overflows."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-2), make(model, init_scale=4.0)
+    for step, batch in enumerate(batches(4)):
+        optimizer.zero_grad()
+        scaler.scale(model(batch).square().mean()).backward()
+        if RANK and step == 1:
+            model[0].weight.grad.to_local()[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        yield bits([p.to_local() for p in model.parameters()]), scaler.get_scale()
+
+
 def dtensors(make, *placements, plain=False):
     """An optimizer of DTensors that lie thus; on the second rank one shard overflows."""
     mesh = init_device_mesh("cpu", (2,))
@@ -186,6 +204,7 @@ LOOPS = {
     "fsdp1": fsdp1,
     "fsdp1 flat": fsdp1_flat,
     "fsdp2": fsdp2,
+    "fsdp2, tensor parallel": fsdp2_with_tensor_parallelism,
     "shard, replicate": lambda make: dtensors(make, Shard(0), Replicate()),
     "replicate, shard": lambda make: dtensors(make, Replicate(), Shard(0)),
     "shard and plain": lambda make: dtensors(make, Shard(0), plain=True),

@@ -60,6 +60,7 @@ SKIPS = {
     "fsdp1": [[0, 0, 1, 0, 0]] * 2,
     "fsdp1 flat": [[0, 0, 1, 0, 0]] * 2,
     "fsdp2": [[0, 0, 1, 0, 0]] * 2,
+    "fsdp2, tensor parallel": [[0, 1, 0, 0]] * 2,
     "shard, replicate": [[0, 1, 0]] * 2,
     "replicate, shard": [[0, 0, 0], [0, 1, 0]],  # torch asks the first tensor of a list only: the ranks part
     "partial": [[0, 1]] * 2,

@@ -105,7 +105,7 @@ def test_values_in_every_dtype(name, dtype):
 
 @pytest.mark.parametrize("make_optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", ["nan", "subnormal", "zeros"])
+@pytest.mark.parametrize("name", ["nan", "inf", "subnormal", "zeros"])
 def test_float16_parameters(name, fused, make_optimizer):
     """The same refusal, or for a fused optimizer the same silence."""
 
