@@ -93,7 +93,7 @@ def _read(response: httpx.Response, server: str, token: str | None) -> Answer:
     if response.is_success and said is not None:
         return Answer("stored", pause_s=_seconds(said.get("next_batch_s")))
     if status in (401, 403):
-        return Answer("barred", "token", _token_advice(server, token, status))
+        return Answer("barred", "token", _token_advice(server, token, _barred(response, said)))
     if status in (408, 429) or (status >= 500 and status != 501):
         trouble = (
             f"{server} answers {status} {response.reason_phrase}; trying again until it takes the records"
@@ -169,10 +169,16 @@ def _foreign_advice(response: httpx.Response, said: dict[str, Any] | None, serve
     )
 
 
-def _token_advice(server: str, token: str | None, status: int) -> str:
+def _barred(response: httpx.Response, said: dict[str, Any] | None) -> str:
+    """The status; of 403 with the reason, as a token may be good for other runs."""
+    told = f": {_reason(response, said)}" if response.status_code == 403 and said else ""
+    return f"{response.status_code}{told}"
+
+
+def _token_advice(server: str, token: str | None, told: str) -> str:
     if not token:
         return f"{server} wants a token: set AMPWATCH_TOKEN to one that `ampwatch token create` made there"
     return (
-        f"{server} does not accept the token ({status}): set AMPWATCH_TOKEN to one with the scope write, "
+        f"{server} does not accept the token ({told}): set AMPWATCH_TOKEN to one with the scope write, "
         "made there by `ampwatch token create`"
     )

@@ -69,6 +69,8 @@ def test_without_a_token_the_warning_says_where_to_get_one():
         "does not accept the token (403): set AMPWATCH_TOKEN to one with the scope write"
         in answer(403).warning
     )
+    told = answer(403, json={"detail": "run r is not one of project 'p', which this token is for"}).warning
+    assert "does not accept the token (403: run r is not one of project 'p'" in told
 
 
 @pytest.mark.parametrize(

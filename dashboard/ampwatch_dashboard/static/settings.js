@@ -89,7 +89,7 @@ async function create(event) {
   const form = event.target;
   const scopes = [...form.querySelectorAll("[name=scope]:checked")].map((box) => box.value);
   await guarded(async () => {
-    const made = await send("POST", "tokens", { name: form.elements.name.value, scopes });
+    const made = await send("POST", "tokens", { name: form.elements.name.value, scopes, project: form.elements.project.value || null });
     byId("made").replaceChildren(h("p", {}, "The token ", h("strong", {}, made.name), ", shown this once:"), h("pre", { tabindex: "0" }, h("code", {}, made.token)));
     form.reset();
     await Promise.all([loadTokens(), loadAudit()]);
