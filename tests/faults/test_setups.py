@@ -262,6 +262,13 @@ def test_the_dtype_of_autocast_against_the_scaler(dtype, scaler, told):
     assert checked(tied(), dtype=dtype, scaler=scaler) == told
 
 
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled:UserWarning")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the scaler would be on")
+def test_a_scaler_for_a_device_that_is_not_there():
+    assert checked(tied(), scaler=torch.amp.GradScaler("cuda")) == [("missing_scaler", "error")]
+    assert checked(tied(), scaler=torch.amp.GradScaler("cuda"), dtype=torch.bfloat16) == []
+
+
 def test_without_a_scaler_nothing_is_divided_twice_and_no_closure_is_refused():
     assert checked(shared(), scaler=None, dtype=torch.bfloat16) == []
     assert checked(closure(), scaler=None, dtype=torch.bfloat16) == []
