@@ -2,13 +2,17 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ampwatch.diagnosis import diagnose, diagnose_run, read_trace
 from ampwatch.diagnosis.trace import POLICIES
 from ampwatch.errors import InvalidBatch, RunNotFound
+from ampwatch.replay.policies import POLICIES as EXACT
+from ampwatch.replay.simulate import simulate
 
 
 def csv_of(path: Path, *columns: list[object], names: str = "attempt scale found_inf loss") -> Path:
@@ -315,19 +319,34 @@ def test_a_blank_found_inf_is_told_by_the_scale(tmp_path):
     assert kinds(tmp_path / "trace.csv") == [("growth_probe", "info")]
 
 
+def by_policy(path: Path, policy: str, ceilings: np.ndarray, loss: Callable[[int], float]) -> Path:
+    """The trace that the policy leaves over attempts with these ceilings, up to where it raises."""
+    ran = simulate(EXACT[policy](), ceilings)
+    lost = set(ran.lost.tolist())
+    attempts = range(max(lost) + 1 if ran.stopped else len(ceilings))
+    scales = [float(ran.scale[np.searchsorted(ran.at, a, "right") - 1]) for a in attempts]
+    rows = (f"{a},{scale!r},{int(a in lost)},{loss(a)}" for a, scale in zip(attempts, scales, strict=True))
+    (path / "trace.csv").write_text("\n".join(["attempt,scale,found_inf,loss", *rows]))
+    return path / "trace.csv"
+
+
+def ceilings(count: int, stuck_at: int) -> np.ndarray:
+    """Around 2^13, now and then a quarter of it, and from an attempt on none at all."""
+    rng = np.random.default_rng(0)
+    found = 2.0 ** (13 + 0.3 * rng.standard_normal(count))
+    found[rng.random(count) < 5e-4] /= 4
+    found[stuck_at:] = 0.0
+    return found
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_probe_by_each_policy_is_ordinary(tmp_path, policy):
-    """Two windows at the ceiling, each ended by the skips that one backoff takes."""
-    known = POLICIES[policy]
-    one = [0] * 60 + [1] * known.hysteresis
-    skips = [*one, *one, *[0] * 60]
-    steps, scale, left = [], 64.0, known.hysteresis
-    for attempt, skip in enumerate(skips):
-        steps.append((attempt, scale, skip, 1.5))
-        left -= skip
-        if skip and left == 0:
-            scale, left = scale / 2, known.hysteresis
-        elif not skip and attempt and not any(skips[max(0, attempt - 58) : attempt + 1]) and scale < 64.0:
-            scale *= 2
-    path = csv_of(tmp_path, *map(list, zip(*steps, strict=True)))
-    assert [f for f in kinds(path, policy) if f[1] != "info"] == []
+def test_a_trace_by_each_policy_is_ordinary_until_nothing_is_taken_any_more(tmp_path, policy):
+    healthy = by_policy(tmp_path, policy, ceilings(4500, 4500), lambda a: 2 - 1e-4 * a)
+    assert kinds(healthy, policy) == [("growth_probe", "info"), ("calibration", "info")]
+    stuck = by_policy(tmp_path, policy, ceilings(4450, 4400), lambda a: 2.0)
+    (kind, _), *others = kinds(stuck, policy)
+    assert kind == ("scale_floor" if policy in HELD else "no_updates")
+    assert {severity for _, severity in others} == {"info"}
+
+
+HELD = {"deepspeed-fp16", "megatron", "keras2", "jmp", "mindspore"}  # at a floor, and they go on
