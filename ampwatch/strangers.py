@@ -29,7 +29,7 @@ class Watcher(Protocol):
     """Who is told. It is held weakly: its hooks end with it."""
 
     def is_ours(self, optimizer: Optimizer) -> bool:
-        """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of."""
+        """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of; or the run is over."""
 
     def unscales(self, parameter: Tensor) -> bool:
         """Whether an optimizer that the scaler has unscaled holds this parameter."""
@@ -44,7 +44,6 @@ class _Suspect:
 
     is_scaled: bool = False  # a backward pass of a scaled loss has added to its gradients since its last step
     looks: int = 0
-    handle: RemovableHandle | None = None
 
 
 class Strangers:
@@ -74,8 +73,7 @@ class Strangers:
     def close(self) -> None:
         """Take every hook off."""
         _ALIVE.discard(self)
-        for optimizer in list(self._suspects):
-            self._let_go(optimizer)
+        self._suspects.clear()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Any optimizer of the process has stepped."""
@@ -84,8 +82,7 @@ class Strangers:
             return
         suspect = self._suspects.get(optimizer)
         if watcher.is_ours(optimizer):
-            if suspect is not None:
-                self._let_go(optimizer)
+            self._suspects.pop(optimizer, None)
         elif suspect is None:
             self._suspect(watcher, optimizer)
         elif suspect.is_scaled:
@@ -94,7 +91,7 @@ class Strangers:
         else:
             suspect.looks += 1
             if suspect.looks >= CLEARED_AFTER:
-                self._let_go(optimizer)
+                del self._suspects[optimizer]
                 self._cleared.add(optimizer)
 
     def begun(self) -> None:
@@ -117,13 +114,9 @@ class Strangers:
             self._cleared.add(optimizer)
             return
         suspect = self._suspects[optimizer] = _Suspect()
-        hook = Hook("scaler.strange_gradient", partial(_accumulated, weakref.ref(self), suspect))
-        suspect.handle = parameter.register_post_accumulate_grad_hook(hook)
-
-    def _let_go(self, optimizer: Optimizer) -> None:
-        suspect = self._suspects.pop(optimizer)
-        if suspect.handle is not None:
-            suspect.handle.remove()
+        hook = Hook("scaler.strange_gradient", partial(_accumulated, weakref.ref(self), weakref.ref(suspect)))
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+        weakref.finalize(suspect, handle.remove)  # when it is let go, or its optimizer is gone
 
 
 _ALIVE: Final[weakref.WeakSet[Strangers]] = weakref.WeakSet()
@@ -146,7 +139,7 @@ def _begun(strangers: weakref.ref[Strangers], *_: object) -> None:
         alive.begun()
 
 
-def _accumulated(strangers: weakref.ref[Strangers], suspect: _Suspect, *_: object) -> None:
-    alive = strangers()
-    if alive is not None:
-        alive.accumulated(suspect)
+def _accumulated(strangers: weakref.ref[Strangers], suspect: weakref.ref[_Suspect], *_: object) -> None:
+    alive, looked_at = strangers(), suspect()
+    if alive is not None and looked_at is not None:
+        alive.accumulated(looked_at)

@@ -187,8 +187,9 @@ class Watch(Unwatched):
             self._probes.unscaled_step(optimizer, born_in_float16, self._protocol.window.order)
 
     def is_ours(self, optimizer: Optimizer) -> bool:
-        """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of."""
-        return self._stepping is not None or self._registry.owner_of(optimizer) is not None
+        """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of; or the run is over."""
+        known = self._stepping is not None or self._registry.owner_of(optimizer) is not None
+        return known or self.recorder.finished
 
     def unscales(self, parameter: Tensor) -> bool:
         """Whether an optimizer that the scaler has unscaled holds this parameter."""

@@ -104,3 +104,14 @@ def test_a_watch_may_end_while_an_optimizer_steps():
     weight.sum().backward()
     optimizer.step()
     assert strangers == []
+
+
+def test_a_hook_goes_with_its_optimizer():
+    weight = torch.ones(3, requires_grad=True)
+    strangers = Strangers(told := Told())
+    optimizer = SGD([weight], 0.1)
+    step(strangers, weight, optimizer, scaled=True)
+    assert (told.steps, len(weight._post_accumulate_grad_hooks)) == (0, 1)
+    del optimizer
+    gc.collect()
+    assert (strangers.suspects, len(weight._post_accumulate_grad_hooks)) == (0, 0)
