@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ampwatch.records import Table, missing
 from ampwatch.stats.layout import HIST_BINS
 
+from .rows import runs_of
 from .underflow import lost_share
 
 NEWEST: Final = 32
@@ -66,11 +67,13 @@ class Samples:
 
     def add(self, table: Table) -> None:
         """Take in a `tensors` table."""
-        attempts = table["attempt"]
-        reduced, hist = _reduce(table), _histograms(table)
-        for attempt in np.unique(attempts).tolist():
-            mine = attempts == attempt
-            self._unfitted.setdefault(attempt, []).append(_Part(reduced[mine], hist[mine]))
+        if (np.diff(table["attempt"]) < 0).any():  # as from the store, where each tensor's rows lie together
+            order = np.argsort(table["attempt"], kind="stable")
+            table = {name: column[order] for name, column in table.items()}
+        attempts, reduced, hist = table["attempt"], _reduce(table), _histograms(table)
+        for start, stop in runs_of(attempts):
+            part = _Part(reduced[start:stop], hist[start:stop])
+            self._unfitted.setdefault(int(attempts[start]), []).append(part)
         if self._waiting_rows() > UNFITTED:
             self._thin()
         if self._waiting_rows() > UNFITTED:

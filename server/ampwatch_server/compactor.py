@@ -41,7 +41,9 @@ SWEEP_S: Final = (
     5.0  # how often runs are looked for that nobody announced: of a dead server, or fallen silent
 )
 PAUSE_S: Final = 0.2  # between two passes: batches that arrive together are worked on together
-REST: Final = 2.0  # × the time of a pass, if that is longer: taking batches in comes before showing them …
+REST: Final = (
+    2.0  # × the CPU time of a pass, if that is longer: taking batches in comes before showing them …
+)
 MOST_REST_S: Final = 10.0  # … for so long
 IDLE_S: Final = 60.0  # silence after which the last window of a producer is folded too
 BATCHES: Final = 512  # of a run held in memory at once
@@ -134,13 +136,13 @@ class Compactor:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            announced, swept, began = self._next(), self._sweep(), time.monotonic()
+            announced, swept, began = self._next(), self._sweep(), time.thread_time()
             for run in sorted(announced.keys() | swept):
                 if self._stop.is_set():
                     break
                 news = None if run in swept else announced[run]
                 self._guarded(run, news, idle=run not in announced)
-            took = time.monotonic() - began
+            took = time.thread_time() - began
             self._stop.wait(max(PAUSE_S, min(REST * took, MOST_REST_S)))
         with suppress(Unavailable):  # the leases run out by themselves
             self._database.write(self._release)

@@ -64,7 +64,8 @@ def merge(points: Table, stride: int) -> Table:
     if n == 0:
         return points
     tensor = points.get("tensor", np.zeros(n, np.int64))
-    if "tensor" in points or (np.diff(points["attempt"]) < 0).any():
+    by_tensor, by_attempt = np.diff(tensor), np.diff(points["attempt"])
+    if ((by_tensor < 0) | ((by_tensor == 0) & (by_attempt < 0))).any():
         order = np.lexsort((points["attempt"], tensor))
         points, tensor = select(points, order), tensor[order]
     key = points["attempt"] // stride
