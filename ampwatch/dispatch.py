@@ -19,6 +19,7 @@ from .ring import Memory, Ring
 from .stats.layout import SCALARS
 
 AT_ONCE: Final = 4  # attempts whose statistics are sent at one update
+AHEAD: Final = 16  # attempts that the host is ahead of a GPU before more memory is made
 MOST_BYTES: Final = 8 << 20  # under way, beyond which no more of them are sent
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
@@ -58,6 +59,7 @@ class Dispatch:
         self._ring: Ring[Label] | None = None
         self._flight = FlightRecorder()
         self.harvester = Harvester(tensor_every=recorder.settings.tensor_every)
+        self._is_ready = False  # memory for what follows has been made
         self.stream = -1  # index, once there is one
         self._attempts = 0
         self._last_of: dict[int, int] = {}  # of each stream
@@ -83,8 +85,12 @@ class Dispatch:
             rows: (n, WIDTH) float64, the statistics; they are kept for a while and not to be changed.
         """
         self._flight.keep(attempt.attempt, rows)
-        scalars = [each.narrow(1, 0, len(SCALARS)) for each in rows]
-        if not self._ring_on(device).send([*numbers, *scalars], attempt):
+        sent = [*numbers, *(each.narrow(1, 0, len(SCALARS)) for each in rows)]
+        ring = self._ring_on(device)
+        if not self._is_ready and rows:
+            self._is_ready = True
+            ring.reserve(_sizes_ahead(sent, rows))
+        if not ring.send(sent, attempt):
             self._outrun("attempts", attempt.attempt)
         self.harvester.advance()
         if self._send_wanted(device):
@@ -121,6 +127,13 @@ class Dispatch:
             self._ring = Ring(device, memory=self._memory)
             self.harvester.listen(self._ring)
         return self._ring
+
+
+def _sizes_ahead(sent: Sequence[Tensor], rows: Sequence[Tensor]) -> list[int]:
+    """Of vectors that will be under way together: attempts, and statistics up to what may be."""
+    whole = sum(map(Tensor.numel, rows))
+    autopsies = min(2 * AT_ONCE, max(1, MOST_BYTES // max(1, 8 * whole)))
+    return [sum(map(Tensor.numel, sent))] * AHEAD + [whole] * autopsies
 
 
 def _close(parts: Iterable[Closable]) -> None:

@@ -5,14 +5,15 @@ vector's sequence number into a cell of its own, both on the training stream, so
 before the data. Whoever polls the cell reads plain memory and calls nothing of CUDA. On CPU the same path runs
 with plain memory, and every vector has arrived when `send` returns.
 
-Slots are made as they are needed and used again. How many are in flight is bounded by the device's launch queue
+Slots are made ahead by `reserve`, or as they are needed, and used again: on a GPU a slot is pinned memory, which the
+device may have to stand still for. How many are in flight is bounded by the device's launch queue
 (1,024 kernels, of which an attempt takes 15 and more), far below `MOST_SLOTS`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -73,6 +74,11 @@ class Ring(Generic[Label]):
     def bytes_in_flight(self) -> int:
         """Of the vectors that were sent and not received yet."""
         return sum(8 * slot.size for slot in list(self._in_flight))
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Make slots ahead for vectors of these sizes, where that is pinned memory. Training thread only."""
+        if self._device.type == "cuda":
+            self._free += [_Slot(size, self._memory) for size in sizes]
 
     def send(self, pieces: Sequence[Tensor], label: Label) -> bool:
         """Send tensors of any real dtype and shape as one vector, in order. Never blocks, never synchronises.

@@ -133,6 +133,29 @@ def test_a_fused_optimizer_steps_without_a_wait_for_a_cuda_device(recorder):
         assert watch._dispatch._ring.send(rows, None)  # as an autopsy does
 
 
+def test_memory_that_the_device_writes_is_made_at_the_first_attempt(recorder):
+    """Pinned memory, for which a device may stand still: what follows, an autopsy too, finds it there."""
+    made, counts = [], []
+
+    def counted(size):
+        made.append(size)
+        return real_memory(size)
+
+    scaler = make(recorder)
+    vars(scaler)["_ampwatch"] = watch = Watch(recorder, memory=counted)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        parameter = nn.Parameter(torch.ones(70))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for attempt in range(5):
+            scaler.scale(torch.ones(()))
+            parameter.grad = torch.ones(70)
+            scaler.unscale_(optimizer)
+            scaler.update()
+            assert watch._dispatch._ring.send(watch._dispatch._flight.rows_of(attempt), None)
+            counts.append(len(made))
+    assert counts == counts[:1] * 5
+
+
 def test_gradients_on_several_devices_are_gathered_without_a_wait(recorder):
     """Parameters on two GPUs and on the host; the scale lies on the first."""
     scaler = make(recorder)
