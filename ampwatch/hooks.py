@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, TypeAlias, cast
 
@@ -42,9 +43,14 @@ class Observation:
 class Hook:
     """A hook of ours on somebody's module or parameter: returns None, and keeps what it raises to itself.
 
-    It does nothing while a graph is compiled or captured. A copied or pickled model takes along a function that
-    does nothing, since what a hook feeds belongs to this process.
+    It does nothing while a graph is compiled or captured. What it feeds belongs to this process and this model: in a
+    deep copy of a module it takes itself off at the first call, and in a pickled one stands something of Python's own
+    that does nothing, so that a saved model loads where there is no ampwatch.
     """
+
+    __torch_unserializable__ = (
+        True  # without it torch warns where a tensor that has hooks is saved or sent away
+    )
 
     def __init__(self, where: str, see: Callable[..., None]) -> None:
         self._see = see
@@ -58,16 +64,20 @@ class Hook:
             if not is_captured():
                 self._see(*arguments)
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _make_inert, ()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return leave
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
+        return getattr, (nullcontext(), "__exit__")  # takes whatever it is given, and answers None
 
 
-def inert(*_arguments: Any) -> None:
-    """What a hook is in a copy of the model."""
-
-
-def _make_inert() -> Callable[..., None]:
-    return inert
+def leave(module: nn.Module, *_arguments: Any) -> None:
+    """What a hook is in a deep copy of a module: at its first call it is taken off."""
+    if is_compiled():
+        return
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if hook is leave]:
+            del hooks[key]
 
 
 def in_backward() -> bool:
