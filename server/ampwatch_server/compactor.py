@@ -26,7 +26,7 @@ from .db import Database, text
 from .describe import describe_run, insert_events
 from .diagnoser import Diagnoser, Engine, Result, RunDiagnosis, note_failure, replace_findings
 from .fold import fold
-from .lease import Lease, LeaseLost
+from .lease import Lease, LeaseLost, Leases
 from .metrics import Metrics
 from .settings import Settings
 from .store.blob import pack
@@ -80,6 +80,7 @@ class Compactor:
         self._found, self._metrics = found, metrics
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
+        self._leases = Leases(database, settings, self._holder)
         self._runs: dict[str, list[Key]] = {}  # announced, and what is new of them
         self._since: dict[str, float] = {}  # when each run's oldest news came that is not visible yet
         self._swept = time.monotonic()
@@ -89,6 +90,7 @@ class Compactor:
 
     def start(self) -> None:
         """Begin to work."""
+        self._leases.start()
         self._thread.start()
 
     def announce(self, news: Mapping[str, Sequence[Key]]) -> None:
@@ -112,6 +114,8 @@ class Compactor:
             self._news.notify()
         if self._thread.is_alive():
             self._thread.join()
+            with suppress(Unavailable):  # they run out by themselves
+                self._leases.stop()
 
     def process(self, run: str, *, news: Sequence[Key] | None = None, idle: bool = False) -> None:
         """One pass over a run: everything that waits for it now.
@@ -125,14 +129,18 @@ class Compactor:
             self._diagnoser.forget(run)  # another server had it, or it is another run of the same name
             if not self._database.write(lease.acquire):
                 return
+        with self._leases.held(lease):
+            self._pass(lease, news, idle=idle)
+
+    def _pass(self, lease: Lease, news: Sequence[Key] | None, *, idle: bool) -> None:
         diagnosis, lowest = self._digest(lease, news)
-        producers = self._unfinished(run, lowest, silent_only=idle and not lowest)
+        producers = self._unfinished(lease.run, lowest, silent_only=idle and not lowest)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
         if ends or lowest:
-            counted = producers if diagnosis.counts.has_begun else self._everyone(run)
+            counted = producers if diagnosis.counts.has_begun else self._everyone(lease.run)
             diagnosis.counts.write(self._database, self._tails, lease, counted)
             self._summarise(lease, ends)
-            self._changed(run)
+            self._changed(lease.run)
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -144,8 +152,6 @@ class Compactor:
                 self._guarded(run, news, idle=run not in announced)
             took = time.thread_time() - began
             self._stop.wait(max(PAUSE_S, min(REST * took, MOST_REST_S)))
-        with suppress(Unavailable):  # the leases run out by themselves
-            self._database.write(self._release)
 
     def _next(self) -> dict[str, list[Key]]:
         with self._news:
@@ -304,10 +310,6 @@ class Compactor:
             "changed": max(latest, self._settings.clock()),  # a clock that was set back hides no news
         }
         connection.execute(t.run_state.update().where(t.run_state.c.run == lease.run).values(values))
-
-    def _release(self, connection: Connection) -> None:
-        mine = t.run_state.update().where(t.run_state.c.holder == self._holder)
-        connection.execute(mine.values(holder="", lease_until=0.0))
 
 
 def _number_of(dropped: Mapping[str, Any]) -> int:

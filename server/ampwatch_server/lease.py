@@ -1,8 +1,15 @@
-"""Leases: one server at a time folds and diagnoses a run."""
+"""Leases: one server at a time folds and diagnoses a run, and keeps it while it lives and the run goes on."""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import sqlalchemy as sa
@@ -10,9 +17,17 @@ from sqlalchemy.engine import Connection
 
 from ampwatch.errors import AmpwatchError
 
+from .db import Database
 from .settings import Settings
 from .tables import run_state
+from .writer import Unavailable
 
+log = logging.getLogger(__name__)
+
+HELD_S: Final = (
+    60.0  # without news after which a run is left to whoever gets some: calm clients come every 20 s
+)
+_RUNS_A_QUERY: Final = 400  # below the bound on variables of old SQLite
 SKEW_S: Final = 60.0  # how far the clocks of servers on one database may differ
 
 
@@ -59,3 +74,70 @@ class Lease:
         claim = run_state.update().where(run_state.c.run == self.run, allowed)
         done = connection.execute(claim.values(holder=self.holder, lease_until=now + self.settings.lease_s))
         return done.rowcount == 1
+
+
+def _execute(connection: Connection, statement: sa.Executable) -> None:
+    connection.execute(statement)
+
+
+class Leases:
+    """The runs that one server works on, whose leases it renews in a thread: during a pass, however long that takes, and
+    for `HELD_S` after it. Otherwise servers behind a balancer would take each run from each other at every batch, and
+    make its diagnosis anew.
+
+    Arguments: database, settings, and the holder's name.
+    """
+
+    def __init__(self, database: Database, settings: Settings, holder: str) -> None:
+        self._database, self._settings, self._holder = database, settings, holder
+        self._lock = threading.Lock()
+        self._until: dict[str, float] = {}  # monotonic s, by run
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ampwatch-leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more, and give all leases back."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        mine = run_state.update().where(run_state.c.holder == self._holder)
+        self._database.write(lambda c: c.execute(mine.values(holder="", lease_until=0.0)))
+
+    @contextmanager
+    def held(self, lease: Lease) -> Iterator[None]:
+        """A pass over a run whose lease was taken; one that fails leaves the run to whoever is quicker."""
+        self._keep(lease.run, math.inf)
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                del self._until[lease.run]
+            raise
+        self._keep(lease.run, time.monotonic() + HELD_S)
+
+    def renew(self) -> None:
+        """Renew the leases of all runs that are kept."""
+        now = time.monotonic()
+        with self._lock:
+            self._until = {run: until for run, until in self._until.items() if until > now}
+            kept = sorted(self._until)
+        until = self._settings.clock() + self._settings.lease_s
+        mine = run_state.update().where(run_state.c.holder == self._holder).values(lease_until=until)
+        for start in range(0, len(kept), _RUNS_A_QUERY):
+            some = run_state.c.run.in_(kept[start : start + _RUNS_A_QUERY])
+            self._database.write(partial(_execute, statement=mine.where(some)))
+
+    def _keep(self, run: str, until: float) -> None:
+        with self._lock:
+            self._until[run] = until
+
+    def _work(self) -> None:
+        while not self._stop.wait(self._settings.lease_s / 3):
+            try:
+                self.renew()
+            except Unavailable as error:
+                log.warning("leases could not be renewed: %s", error)
