@@ -232,7 +232,7 @@ def two_networks_whose_optimizers_are_stepped_once_more(directory: Path, fault: 
             scaler.update()
 
 
-@reported(Said("weights_poisoned", "fatal", 1, "1.0"))
+@reported(Said("scaler_bypassed", "error", 1))
 def a_second_network_that_steps_whatever_the_scaler_says(directory: Path, fault: bool) -> None:
     model = nn.ModuleList([mlp(), mlp()])
     first, second = (torch.optim.SGD(each.parameters(), 1e-3) for each in model)
