@@ -66,6 +66,10 @@ class Hub:
         """Whether anyone watches this run now. Any thread."""
         return any(watcher.run in (None, run) for watcher in tuple(self._watchers))
 
+    def all_watched(self) -> set[str]:
+        """The runs that are watched now; empty for the list of all. Any thread."""
+        return {watcher.run or "" for watcher in tuple(self._watchers)}
+
     def changed(self, _run: str) -> None:
         """A run has changed here: look soon. Any thread."""
         loop = self._loop

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from . import tables as t
 from .alerts import Alerts
 from .auth import Auth
 from .compactor import Compactor
-from .db import Database
+from .db import Database, upsert
 from .diagnoser import Engine
 from .follow import Follower
 from .inbox import Inbox
@@ -34,12 +35,17 @@ MOOD_S: Final = 1.0
 MOODS: Final = 10_000
 
 
+WATCH_TOLD_S: Final = 5.0
+WATCH_S: Final = 15.0  # how long the other servers believe that a run is watched
+
+
 class _Mood(NamedTuple):
-    """What decides how soon the clients of a run should come: when it began, and whether it is in trouble."""
+    """What decides how soon the clients of a run should come: when it began, and whether it is in trouble or watched."""
 
     until: float
     started: float
     trouble: bool
+    watched: bool
 
 
 class Service:
@@ -70,6 +76,7 @@ class Service:
         self.token_rates = Rates(settings.token_per_s)
         self.producer_rates = Rates(settings.producer_per_s)
         self._moods: dict[str, _Mood] = {}
+        self._watches_told = float("-inf")
         self._follower = (
             None if settings.directory is None else Follower(settings.directory, self.inbox, self.database)
         )
@@ -104,12 +111,15 @@ class Service:
     def look_up_wait_s(self, run: str) -> float:
         """When a client should send again."""
         state = t.run_state.c
-        query = sa.select(t.runs.c.started, state.verdict).join(t.run_state, state.run == t.runs.c.run)
+        watch, now = t.watches.c, self.settings.clock()
+        watched = sa.exists().where(watch.run.in_((run, "")), watch.until.between(now, now + WATCH_S))
+        query = sa.select(t.runs.c.started, state.verdict, watched.label("watched"))
+        query = query.join(t.run_state, state.run == t.runs.c.run)
         with self.database.read() as connection:
             row = connection.execute(query.where(t.runs.c.run == run)).one_or_none()
-        started = self.settings.clock() if row is None else row.started  # None: deleted meanwhile
+        started = now if row is None else row.started  # None: deleted meanwhile
         trouble = row is not None and unpack(row.verdict).get("word") == "failing"
-        mood = _Mood(time.monotonic() + MOOD_S, started, trouble)
+        mood = _Mood(time.monotonic() + MOOD_S, started, trouble, row is not None and row.watched)
         if len(self._moods) >= MOODS:
             self._moods.clear()
         self._moods[run] = mood
@@ -118,7 +128,7 @@ class Service:
     def _wait_s(self, run: str, mood: _Mood) -> float:
         """Soon while someone watches, the run is young or in trouble."""
         young = self.settings.clock() - mood.started < YOUNG_S
-        if young or mood.trouble or self.hub.watched(run):
+        if young or mood.trouble or mood.watched or self.hub.watched(run):
             return SOON_S
         return round(random.uniform(*CALM_S), 2)  # so that a thousand ranks do not come at once
 
@@ -136,5 +146,26 @@ class Service:
             return own | gauges(connection, self.settings)
 
     def _changed_since(self, since: float) -> News:
+        self._tell_watches()
         with self.database.read() as connection:
             return changed_since(connection, self.settings, since)
+
+    def _tell_watches(self) -> None:
+        """Let the other servers know what is watched here. Not waited for: news are for reading, whatever the disk does."""
+        if time.monotonic() < self._watches_told + WATCH_TOLD_S:
+            return
+        self._watches_told = time.monotonic()
+        now = self.settings.clock()
+        rows = [{"run": run, "until": now + WATCH_S} for run in sorted(self.hub.all_watched())]
+        if rows:
+            self.database.submit(lambda connection: _note_watches(connection, rows, now))
+
+
+def _note_watches(connection: Connection, rows: list[dict[str, Any]], now: float) -> None:
+    over = sa.or_(
+        t.watches.c.until < now, t.watches.c.until > now + WATCH_S
+    )  # or from before the clock was set back
+    connection.execute(t.watches.delete().where(over))
+    statement = upsert(connection, t.watches)
+    again = statement.on_conflict_do_update(index_elements=["run"], set_={"until": statement.excluded.until})
+    connection.execute(again, rows)

@@ -144,6 +144,13 @@ parts = Table(  # points of one window, until the 16 of a parent lie in its chun
     Column("data", LargeBinary, nullable=False),
 )
 
+watches = Table(  # which runs somebody watches, on whichever server: their clients come soon
+    "watches",
+    metadata,
+    Column("run", Text, primary_key=True),  # empty: the list of all
+    Column("until", Float(53), nullable=False),  # told again while it goes on
+)
+
 formats = Table(  # what may be written so that every server that shares the database reads it
     "formats",
     metadata,

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 import sent
 
 from ampwatch.records import Event
 from ampwatch_server.live import is_news
 from ampwatch_server.serve import running
+from ampwatch_server.service import Service
+from ampwatch_server.settings import Settings
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, object]]:
@@ -40,6 +43,20 @@ def test_a_watcher_of_one_run_hears_of_no_other(client: httpx.Client) -> None:
         next(told)
         sent.send(client, sent.attempts(0, 3, 0, run="other", producer=sent.Q), sent.attempts(3, 5, 1))
         assert next(state for state in told if state["attempts"] == 5)["run"] == "r"
+
+
+@pytest.mark.parametrize("path", ["/v1/live?run=r", "/v1/live"])
+def test_clients_come_soon_to_every_server_while_one_shows_their_run(
+    database: str, connect, path: str
+) -> None:
+    other = Service(Settings(database), sent.NoDiagnosis)
+    with running(database=database) as server, connect(server) as client:
+        sent.send(client, sent.events(Event("run", 1.0)), sent.attempts(0, 3, 1))
+        sent.until(lambda: client.get("/v1/runs/r").json().get("started") == 1.0)
+        assert other.look_up_wait_s("r") >= 10.0
+        with client.stream("GET", path):
+            assert sent.until(lambda: other.look_up_wait_s("r") == 1.0)
+    other.database.close()
 
 
 def test_a_cursor_leaves_out_what_was_seen(client: httpx.Client) -> None:
