@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 from conftest import Watch, post
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from recorded_runs import failing
 
 from ampwatch.records import Batch
@@ -43,6 +43,15 @@ def test_a_comparison_is_an_address(page: Page, server: Running) -> None:
 def test_a_comparison_of_nothing_says_where_to_begin(page: Page, server: Running) -> None:
     page.goto(f"{server.url}/compare")
     expect(page.get_by_role("alert")).to_contain_text("No run is chosen")
+
+
+def test_a_comparison_with_a_run_that_is_not_there_says_so(
+    signed_in: BrowserContext, server: Running
+) -> None:
+    page = signed_in.new_page()  # unwatched: a browser notes the 404
+    page.goto(f"{server.url}/compare?runs=failing,gone")
+    expect(page.locator("#problem")).to_contain_text("Of failing, gone one is not on this server")
+    page.close()
 
 
 def test_a_finding_is_acknowledged_by_keyboard_and_reopened(page: Page, server: Running) -> None:
