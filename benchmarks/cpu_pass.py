@@ -3,7 +3,8 @@
     python benchmarks/cpu_pass.py [--threads 1 2] [--rounds 21] [--alone SECONDS]
 
 Each round calls all of them, one after another, on the same gradients; medians and shortest, and the ratio of each
-to torch's pass. With --alone only rounds count in which nothing else ran on the machine (Linux), for so many seconds
+to torch's pass. With one thread it is CPU time of that thread, which other processes do not lengthen but by what they
+take of caches and memory; with more it is time by the clock. With --alone only rounds count in which nothing else ran on the machine (Linux), for so many seconds
 a row of gradients; it leaves out what takes long. Half of the gradients are float16-born, as those of linear layers under autocast are. Every
 instruction set of this processor is measured, against one torch: `ATEN_CPU_CAPABILITY=avx2` or `default` holds that
 back as well.
@@ -52,13 +53,13 @@ def passes(grads: list[Tensor]) -> dict[str, Pass]:
     return made
 
 
-def measure(passes: dict[str, Pass], rounds: int) -> dict[str, list[float]]:
+def measure(passes: dict[str, Pass], rounds: int, threads: int) -> dict[str, list[float]]:
     """Milliseconds of each call."""
     times: dict[str, list[float]] = {name: [] for name in passes}
     for number in range(rounds + 1):
         for name, work in passes.items():
             if name not in SLOW or number <= SLOW_ROUNDS:
-                times[name].append(timed_ms(work))
+                times[name].append(timed_ms(work, threads))
     return {name: taken[1:] for name, taken in times.items()}
 
 
@@ -71,7 +72,7 @@ def measure_alone(
     while time.monotonic() < until and len(times["torch"]) < rounds:
         taken = {}
         for name in times:
-            taken[name] = timed_ms(passes[name])
+            taken[name] = timed_ms(passes[name], threads)
             if running() > threads:
                 break
         else:
@@ -86,10 +87,11 @@ def running() -> int:
     return int(words[words.index("procs_running") + 1])
 
 
-def timed_ms(work: Pass) -> float:
-    started = time.perf_counter()
+def timed_ms(work: Pass, threads: int) -> float:
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    started = clock()
     work()
-    return (time.perf_counter() - started) * 1e3
+    return (clock() - started) * 1e3
 
 
 def table(label: str, times: dict[str, list[float]]) -> None:
@@ -126,7 +128,7 @@ def main() -> None:
             if arguments.alone:
                 table(label, measure_alone(made, arguments.rounds, threads, arguments.alone))
             else:
-                table(label, measure(made, arguments.rounds))
+                table(label, measure(made, arguments.rounds, threads))
 
 
 if __name__ == "__main__":
