@@ -212,10 +212,13 @@ def _share_after(loss: Loss, raise_log2: int) -> float:
 
 
 def _is_narrow(lasting: Sequence[Loss]) -> bool:
-    """For 28 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow."""
+    """For 28 attempts a tensor has lost a fifth of its elements, mostly, at a scale that cannot grow.
+
+    Below 1 any loss that is worth a warning is enough: the scale itself takes what float16 would have kept without it.
+    """
     if len(lasting) < SAMPLES or lasting[-1].attempt - lasting[0].attempt < NARROW_FOR:
         return False
-    return median(loss.worst_share for loss in lasting) >= TENSOR_SHARE
+    return lasting[-1].scale < 1 or median(loss.worst_share for loss in lasting) >= TENSOR_SHARE
 
 
 def _narrow(case: Case, lasting: Sequence[Loss]) -> Finding:

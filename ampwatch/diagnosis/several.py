@@ -12,7 +12,7 @@ from .findings import Evidence, Finding
 from .moments import Moment
 from .periods import Periodic
 
-LAZY_RUN: Final = 5  # skips in a row of a stream whose scale other streams raise again
+LAZY_RUN: Final = 4  # skips in a row, three periods, of a stream whose scale other streams raise again
 BESIDE: Final = 5  # attempts in a row in which one is skipped and another steps
 
 

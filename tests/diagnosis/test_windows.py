@@ -119,6 +119,16 @@ def test_a_scale_below_1_is_not_called_healthy_beside_it():
     assert [f.kind for f in run.findings()] == ["narrow_range", "calibration"]
 
 
+@pytest.mark.parametrize(("scale", "kinds"), [(0.5, ["narrow_range"]), (2.0, [])])
+def test_below_1_less_is_enough(scale: float, kinds: list[str]):
+    run = Run(scale=scale, interval=10**6).event(
+        "origin", attempt=0, origins={"0": "float16", "1": "float16"}
+    )
+    for _ in range(5):
+        run.clean(10).tensor({-24: 90, -23: 180, -22: 600}, zeros=100).tensor({0: 40}, tensor=1, max_abs=5e4)
+    assert [f.kind for f in run.findings()] == kinds
+
+
 def vanished(before: float) -> list[str]:
     """A tensor that was so large at a scale of 2^16 is zero at 2^4, beside one that allows no larger scale."""
     run = Run().event("origin", attempt=0, origins={"0": "float16"}).clean(1)
