@@ -270,3 +270,37 @@ def test_a_loss_summed_over_many_samples_is_explained(tmp_path):
         ("summed_loss", "info", 19),
         ("calibration", "info", 0),
     ]
+
+
+def divided_by(directory, *, new_scale, steps=60, interval=8):
+    """A loop that scales by hand, as frameworks do: where it divides by the grown scale, a step at each growth is halved."""
+    model, scale, clean, lines = mlp(), 2.0**10, 0, ["attempt,scale,found_inf,loss,grad_norm,scale_after"]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    for step in range(steps):
+        optimizer.zero_grad()
+        with half():
+            loss = regression(model, 0)
+        (loss * scale).backward()
+        grads = [p.grad for p in model.parameters()]
+        found_inf = not all(g.isfinite().all() for g in grads)
+        clean = 0 if found_inf else clean + 1
+        after = scale / 2 if found_inf else scale * 2 if clean % interval == 0 else scale
+        for g in grads:
+            g.div_(after if new_scale else scale)
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        lines.append(f"{step},{scale},{int(found_inf)},{float(loss.detach())},{float(norm)},{after}")
+        if not found_inf:
+            optimizer.step()
+        scale = after
+    trace = directory / "trace.csv"
+    trace.write_text("\n".join(lines))
+    found = ampwatch.diagnose(trace, policy="deepspeed")
+    return [(f.kind, f.severity, f.first_attempt) for f in found if f.kind != "growth_probe"]
+
+
+def test_gradients_that_are_divided_by_the_next_scale(tmp_path):
+    assert divided_by(tmp_path, new_scale=True) == [("unscaled_by_new_scale", "info", 7)]
+
+
+def test_gradients_that_are_divided_by_their_own_scale_are_silent(tmp_path):
+    assert divided_by(tmp_path, new_scale=False) == []

@@ -135,15 +135,16 @@ LOOP: Final[dict[str, list[Advice]]] = {
     ],
     "clip_scaled.norm": [
         Advice(
-            "Call unscale_() before clipping. Until then the limit is divided by the loss scale: updates are as small as if "
-            "the norm were clipped at {value} / scale.",
+            "Call unscale_() before clipping. Until then the limit is divided by the loss scale, and every gradient is cut to "
+            "a norm of {value} / scale. Steps that go with the gradient, as SGD's, are as small; those of optimizers that "
+            "divide by its size, as Adam, are not, but all batches count alike and eps weighs more.",
             "scaler.scale(loss).backward()\n"
             "scaler.unscale_(optimizer)\n"
             "torch.nn.utils.clip_grad_norm_(model.parameters(), {value})\n"
             "scaler.step(optimizer)",
         ),
         Advice(
-            "Look at the learning rate again afterwards: it may have been raised to make up for the small updates."
+            "With SGD look at the learning rate again afterwards: it may have been raised to make up for the small steps."
         ),
     ],
     "clip_scaled.value": [
@@ -259,7 +260,7 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "Or leave unscale_() out, and clip inside the optimizer, where it offers that.",
         ),
         Advice(
-            "Look at the learning rate again afterwards: it may have been raised to make up for the small updates."
+            "If its steps go with the gradient, look at the learning rate again afterwards: it may have been raised to make up."
         ),
     ],
     "fused_optimizer.unfilled": [

@@ -25,7 +25,8 @@ SCALE: Final[dict[str, list[Advice]]] = {
             "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)",
         ),
         Advice(
-            "Not a cure: clipping, which does not change the size of such an optimizer's steps, float32, or another scale."
+            "Not a cure: clipping, which does not change the size of such an optimizer's steps; another scale; or float32, in "
+            "which these weights are finite and as worthless."
         ),
     ],
     "no_updates.scale": [
@@ -99,7 +100,8 @@ SCALE: Final[dict[str, list[Advice]]] = {
             "loss = model(micro_batch) / len(window)",
         ),
         Advice(
-            "If it is meant to be a sum, look at the learning rate and the clip: both see a gradient that many times as large."
+            "If it is meant to be a sum, look at the clip, which sees a gradient that many times as large, and where steps go "
+            "with the gradient, as SGD's, at the learning rate."
         ),
     ],
     "narrow_range": [
@@ -115,7 +117,8 @@ SCALE: Final[dict[str, list[Advice]]] = {
     ],
     "summed_loss": [
         Advice(
-            "To have the usual scales back, take the mean instead of the sum, with the learning rate to match.",
+            "To have the usual scales back, take the mean instead of the sum; where steps go with the gradient, as SGD's, with "
+            "a learning rate to match.",
             "loss = loss.mean()",
         ),
     ],
