@@ -36,7 +36,7 @@ from .gradients import accumulation, cleaned_gradients, clip_scaled, grads_not_c
 from .poisoned import poisoned
 from .precedence import settle
 from .precision import useless_scaler
-from .progress import no_updates, summed_loss, unscaled_by_new_scale
+from .progress import no_updates, rate_of_zero, summed_loss, unscaled_by_new_scale
 from .ranks import Agreement, Member
 from .rows import Ledger
 from .samples import Sample, Samples
@@ -81,6 +81,7 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     many_optimizers,
     schedule_ahead,
     no_updates,
+    rate_of_zero,
     underflow,
     growth_probe,
     calibration,

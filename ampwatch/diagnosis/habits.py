@@ -105,10 +105,11 @@ class Pin:
 
 @dataclass(slots=True)
 class Seen:
-    """Attempts of a kind: how many, the first and the last, and how many of them in a row up to now."""
+    """Attempts of a kind: how many, the first and the last, and how many of them in a row up to now, since when."""
 
     count: int = 0
     run: int = 0
+    since: Moment | None = None
     longest: int = 0
     first: Moment | None = None
     last: Moment | None = None
@@ -122,6 +123,7 @@ class Seen:
             self.run = self.run + 1 if seen else 0
             if seen:
                 self.count += 1
+                self.since = moment_of(row) if self.run == 1 else self.since
                 self.longest = max(self.longest, self.run)
                 self.first = self.first or moment_of(row)
                 self.last = moment_of(row)
@@ -263,6 +265,7 @@ class Habits:
     divided: Seen = field(default_factory=Seen)  # … of an attempt that was unscaled and not stepped
     overflown_norms: Seen = field(default_factory=Seen)  # the user's norm is inf, every gradient finite
     windows: Windows = field(default_factory=Windows)
+    still: Seen = field(default_factory=Seen)  # stepped at a learning rate of 0
     schedule: Schedule = field(default_factory=Schedule)
     jump: Jump = field(default_factory=Jump)
     skipped_last: bool = False
@@ -280,6 +283,7 @@ class Habits:
         self.schedule.fold(rows)
         taken = rows[rows["taken"]]
         if len(taken):
+            self.still.fold(taken, taken["still"])
             self.windows.fold(taken)
             self.jump.fold(taken)
             self.norm.fold(taken, taken["norm"] * taken["scale"])

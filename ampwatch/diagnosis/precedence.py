@@ -143,9 +143,8 @@ def _repeated(findings: Iterable[Finding]) -> list[Finding]:
     again: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         detail = finding.headline if finding.kind in ("call_order", "scaler_bypassed") else ""
-        again.setdefault((finding.kind, finding.producer, finding.stream, finding.module, detail), []).append(
-            finding
-        )
+        same = (finding.kind, finding.severity, finding.producer, finding.stream, finding.module, detail)
+        again.setdefault(same, []).append(finding)
     return [_joined(same) for same in again.values()]
 
 

@@ -14,6 +14,10 @@ from .several import steps_beside
 
 NONFINITE_ERROR, NONFINITE_FATAL = 5, 10  # attempts without a step, the loss not finite
 SUMMED: Final = 100  # steps taken at a scale below 1
+STILL: Final = 20  # steps taken at a learning rate of 0; a warm-up begins with one
+MOST_GROUPS: Final = (
+    16  # of parameters, of which the learning rates are recorded for certain (docs/format.md)
+)
 FATAL_AFTER: Final = 5  # attempts at a scale of 1 and below, or one that is not finite; the loss is
 
 
@@ -48,6 +52,25 @@ def _severity(episode: Episode) -> Severity | None:
     if episode.at_one == 0 or episode.probes:
         return None
     return "fatal" if episode.at_one > FATAL_AFTER else "error"
+
+
+def rate_of_zero(case: Case) -> Iterator[Finding]:
+    """Steps that are taken at a learning rate of 0 in every group, one after another up to now."""
+    still = case.stream.habits.still
+    groups = max((len(o.get("lr") or ()) for o in case.described.optimizers_of(case.index)), default=0)
+    if still.since is None or still.run < STILL or groups > MOST_GROUPS:
+        return
+    steps = texts.times(still.run, "step")
+    text = f"The learning rate of every group was 0 in the last {steps} taken."
+    yield case.finding(
+        "no_updates",
+        "warning",
+        texts.HEADLINES["no_updates.rate"].format(first=texts.at(still.since), steps=steps),
+        first=still.since,
+        evidence=[Evidence(text=text, value=still.run, unit="steps", attempt=still.since.attempt)],
+        advice=texts.ADVICE["no_updates.rate"],
+        confidence=0.9,
+    )
 
 
 def summed_loss(case: Case) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.records import Table, is_missing, missing
+from ampwatch.records import OPTIMIZER_PREFIX, Table, is_missing, missing
 
 JOINED: Final = 256  # rows: tables of fewer wait for each other, as a few rows cost as much as so many
 UNCOUNTED: Final = 4  # attempts of a producer in which its optimizers are first seen
@@ -33,6 +33,7 @@ ROW: Final = np.dtype(
         ("gaps", "<i4"),  # stretches of attempts before it that were not recorded
         ("applied", "|b1"),  # a gradient became inf or NaN as it was unscaled, and was applied
         ("unscaled", "|b1"),  # stepped in a window in which no scale() was seen
+        ("still", "|b1"),  # a step was taken at a learning rate of 0, in every group
         ("penalised", "|b1"),  # more losses than accumulations: a loss made of scaled gradients
         ("time", "<f8"),
         ("scale", "<f8"),
@@ -53,7 +54,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 160 bytes."""
+"""What the diagnosis keeps of an attempt: 157 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -198,6 +199,7 @@ def _rows_of(table: Table) -> Rows:
     rows["skipped"] = table["found_inf"] != 0 if "found_inf" in table else rows["scale_after"] < rows["scale"]
     stepped = np.asarray(table.get("stepped", np.ones(len(rows)))) != 0
     rows["taken"] = stepped & ~rows["skipped"]
+    rows["still"] = rows["taken"] & _at_rate_zero(table)
     rows["unstepped"] = ~stepped & (rows["numel"] > 0)
     spoiled = ~np.isfinite(rows["norm"]) & ~is_missing(rows["norm"])  # told by a trace
     rows["applied"] = table.get("applied_nonfinite", rows["taken"] & spoiled)
@@ -215,6 +217,15 @@ def _penalised(table: Table, rows: int) -> npt.NDArray[np.bool_]:
     accumulated, losses = (np.asarray(table.get(name, unknown)) for name in ("micro_batches", "losses"))
     uncounted = (accumulated < 1) & (table["attempt"] < UNCOUNTED)
     return (losses > 1) & (uncounted | ((accumulated >= 1) & (losses > accumulated)))
+
+
+def _at_rate_zero(table: Table) -> npt.NDArray[np.bool_]:
+    """Where the learning rate is 0, and where there are several, each of those that are known."""
+    zero: npt.NDArray[np.bool_] = np.asarray(table.get("lr", missing(len(table["attempt"])))) == 0
+    for name, rates in table.items():
+        if zero.any() and name.startswith(OPTIMIZER_PREFIX) and ".lr." in name:
+            zero &= (rates == 0) | is_missing(rates)
+    return zero
 
 
 def _sorted(blocks: list[Rows]) -> Rows:

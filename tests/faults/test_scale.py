@@ -189,6 +189,29 @@ def test_first_steps_of_an_ordinary_size_are_silent(tmp_path, optimizer):
     assert above_info(tmp_path) == []
 
 
+def scheduled(directory, factor):
+    """A schedule by steps, whose factor is multiplied with the learning rate."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], lr=1e-3
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    with recorded(directory) as make:
+        scaler = make(model=model, init_scale=2.0**10)
+        for step in range(36):
+            train(model, scaler, lambda _, step=step: regression(model, step), steps=1, optimizer=optimizer)
+            schedule.step()
+    return [(f.kind, f.severity, f.first_attempt) for f in findings(directory)]
+
+
+def test_a_schedule_that_has_run_past_its_end_is_told(tmp_path):
+    assert scheduled(tmp_path, lambda step: max(0, 1 - step / 10)) == [("no_updates", "warning", 10)]
+
+
+def test_a_group_at_rate_0_beside_one_that_learns_is_silent(tmp_path):
+    assert scheduled(tmp_path, lambda step: max(0.1, 1 - step / 10)) == []
+
+
 def gust(directory, weight):
     """One batch that counts so much, at a scale that bears it."""
     model = mlp()

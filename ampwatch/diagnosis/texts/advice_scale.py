@@ -29,6 +29,17 @@ SCALE: Final[dict[str, list[Advice]]] = {
             "which these weights are finite and as worthless."
         ),
     ],
+    "no_updates.rate": [
+        Advice(
+            "Look at what sets it: a schedule that has run past its end, is stepped by the batch where it counts epochs, or "
+            "multiplies an initial rate of 0; or an optimizer made with lr=0.",
+            "print([group['lr'] for group in optimizer.param_groups])",
+        ),
+        Advice(
+            "If nothing is to be learned here, as while statistics of a BatchNorm settle, leave the step out: it costs a pass "
+            "over all weights, and momenta go on."
+        ),
+    ],
     "no_updates.scale": [
         Advice(
             "Give the scaler a scale again, and look at what made this one: an update(new_scale) of the loop's own, or the "

@@ -229,6 +229,10 @@ HEADLINES: Final = {
         "Nothing has been learned since {first}: {skips} in a row, loss scale down to {scale}. It does not "
         "recover by itself."
     ),
+    "no_updates.rate": (
+        "Nothing is learned since {first}: {steps} taken at a learning rate of 0, at which no weight moves. It goes on until "
+        "the schedule or the loop raises it."
+    ),
     "no_updates.scale": (
         "Nothing is learned since {first}: the loss scale is {scale}, which makes inf or NaN of every gradient and which no "
         "backoff mends, {skips} in a row. It does not recover by itself."
