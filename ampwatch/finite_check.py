@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .hooks import Numbers, Observation, gathered, is_plain, local, magnitudes
-from .names import buffers_of, parameters_of
+from .names import buffers_of, parameters_of, weakly
 
 MOST_NAMES: Final = 16
 
@@ -55,7 +55,7 @@ class FiniteCheck:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model = weakly(model)
         self._first: dict[str, _First] = {}
 
     def arm(self) -> None:
@@ -67,8 +67,8 @@ class FiniteCheck:
         """Nothing: there are no hooks. The first look is kept."""
 
     def collect(self) -> Observation | None:
-        """What is not finite now, None before `arm`. No synchronisation."""
-        if not self._first:
+        """What is not finite now, None before `arm` or without the model. No synchronisation."""
+        if not self._first or self._model() is None:
             return None
         self.arm()
         parts: list[Tensor] = []
@@ -82,10 +82,10 @@ class FiniteCheck:
 
     def _tensors(self) -> dict[str, dict[_Key, Tensor]]:
         """Looked up anew each time: a model may have replaced its buffers."""
-        return {
-            "parameters": _plain(parameters_of(self._model)),
-            "buffers": _plain(buffers_of(self._model)),
-        }
+        model = self._model()
+        if model is None:
+            return {}
+        return {"parameters": _plain(parameters_of(model)), "buffers": _plain(buffers_of(model))}
 
 
 def _plain(named: Iterable[tuple[str, Tensor]]) -> dict[_Key, Tensor]:

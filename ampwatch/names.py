@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 Part = TypeVar("Part")
 
@@ -19,6 +21,29 @@ class Name(NamedTuple):
     name: str
     module: str
     module_type: str
+
+
+def weakly(model: nn.Module | None) -> Callable[[], nn.Module | None]:
+    """The model for as long as somebody keeps it."""
+    return (lambda: None) if model is None else weakref.ref(model)
+
+
+class Models:
+    """The model of a scaler, which may outlive many: it is kept while one of the optimizers that were met is.
+
+    The user may keep its parts only, as where two networks were put into one list for the scaler to see.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.model = weakly(model)
+        self._until_met = model
+        self._kept: weakref.WeakKeyDictionary[Optimizer, nn.Module] = weakref.WeakKeyDictionary()
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """The scaler has met an optimizer."""
+        model, self._until_met = self.model(), None
+        if model is not None:
+            self._kept[optimizer] = model
 
 
 def modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

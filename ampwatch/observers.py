@@ -49,7 +49,8 @@ class _FirstAccumulations(Observer):
     """Looks at each parameter when its gradient is accumulated for the first time after `arm`.
 
     Arguments:
-        params: parameters with the ids of their tensors. Those that need no gradient are left out.
+        params: parameters with the ids of their tensors. Those that need no gradient are left out; `arm` lets go of
+            all.
     """
 
     def __init__(self, params: Sequence[tuple[int, Tensor]]) -> None:
@@ -62,7 +63,11 @@ class _FirstAccumulations(Observer):
 
     def _attach(self) -> Iterator[RemovableHandle]:
         where = f"observers.{type(self).__name__}"
-        for tensor, param in self._params:
+        params, self._params = (
+            self._params,
+            [],
+        )  # hooks are given them: none is kept alive by what waits for it
+        for tensor, param in params:
             if param.requires_grad and param.is_leaf:
                 hook = Hook(where, partial(self._accumulated, tensor))
                 yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -178,7 +183,8 @@ class LocalGradients(Observer):
         self._largest = {}
 
     def _attach(self) -> Iterator[RemovableHandle]:
-        for tensor, param in self._params:
+        params, self._params = self._params, []
+        for tensor, param in params:
             if param.requires_grad and param.is_leaf:
                 hook = Hook("observers.LocalGradients", partial(self._see, tensor))
                 yield param.register_hook(hook)  # type: ignore[no-untyped-call]

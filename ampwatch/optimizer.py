@@ -261,7 +261,7 @@ class StepWatch:
         gradients = self._gradients.of(optimizer, may_be_float16=True)
         self._look_for_none(index, optimizer, gradients.with_grad)
         if gradients.parameters:
-            self._tripwires.on_accumulation(index, gradients.parameters[0])
+            self._tripwires.on_accumulation(index, optimizer, gradients.parameters[0])
             self._probes.optimizer(index, gradients.parameters)
         if not self._window.accumulations:
             self._probes.forward_ended()

@@ -11,6 +11,7 @@ from . import identity
 from .escalation import Escalation
 from .float32_check import Float32Check
 from .hooks import Observation, Observer
+from .names import weakly
 from .observers import (
     AutocastProbe,
     BackwardOrder,
@@ -39,11 +40,11 @@ class Probes:
 
     Arguments:
         model: whose forward pass and whose parameters are observed.
-        index: the index of a parameter in the records.
+        index: the index of a parameter in the records; its second argument is the model that holds it, if it is that.
     """
 
-    def __init__(self, model: nn.Module | None, index: Callable[[Tensor], int]) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module | None, index: Callable[..., int]) -> None:
+        self._model = weakly(model)
         self._index = index
         self._armed: list[Observer] = []  # until each has seen something
         self._unscaled: dict[int, Sequence[Tensor]] = {}  # parameters of the optimizers of this attempt
@@ -62,7 +63,7 @@ class Probes:
         self._attempts = 0
         self._forward_passes = 0
         if model is not None:
-            parameters = self._numbered(model.parameters())
+            parameters = [(index(p, model), p) for p in model.parameters() if p.requires_grad]
             self._arm(AutocastProbe(model), BackwardOrder(parameters), OriginProbe(parameters))
             self._arm(ReplicaProbe(model, index))
         if self._finite is not None:
@@ -123,12 +124,12 @@ class Probes:
             self._look_locally(suspects, unscaled)
         if escalation.take_check():
             self._check()
-        suspect = escalation.take_suspect()
-        if suspect and self._model is not None:
-            self._arm(Float32Check(self._model, suspect))
+        model, suspect = self._model(), escalation.take_suspect()
+        if suspect and model is not None:
+            self._arm(Float32Check(model, suspect))
         stream = escalation.take_search()
-        if stream >= 0 and self._model is not None and self._search is None:
-            self._search, self._searched_stream = Search(self._model), stream
+        if stream >= 0 and model is not None and self._search is None:
+            self._search, self._searched_stream = Search(model), stream
             self._search_until = self._attempts + SEARCH_FOR
             self._search.arm()
         return self._take()

@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -23,6 +23,9 @@ from .worker import Source
 
 if TYPE_CHECKING:
     from .diagnosis.findings import Finding
+
+
+Owner: TypeAlias = Optimizer | nn.Module
 
 
 class Sink(Protocol):
@@ -63,6 +66,18 @@ class _Entry:
     tensors: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A parameter by its index. It is kept alive, as another may get the address of one that is gone.
+
+    Its owner holds it too, and with the owner it goes. A weak reference would be simpler, but a tensor that has one
+    cannot be swapped, as torch does to move a model of DTensors: `Module.to` would raise.
+    """
+
+    index: int
+    parameter: Tensor
+
+
 class Registry:
     """The indices that the scalers of one producer share.
 
@@ -76,8 +91,7 @@ class Registry:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Entry] = weakref.WeakKeyDictionary()
         self._introduced = 0
         self._streams: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._tensors: dict[int, int] = {}
-        self._watched: dict[int, weakref.ref[Tensor]] = {}
+        self._tensors: weakref.WeakKeyDictionary[Owner, dict[int, _Kept]] = weakref.WeakKeyDictionary()
         self._next_tensor = 0
         self.coming_attempt = 0  # the number that the next update() will most likely get
 
@@ -114,14 +128,19 @@ class Registry:
         """Index of a scaler together with the optimizers of an attempt."""
         return self._streams.setdefault((scaler, tuple(optimizers)), len(self._streams))
 
-    def tensor(self, parameter: Tensor) -> int:
-        """Index of a parameter, for as long as it lives."""
+    def tensor(self, parameter: Tensor, owner: Owner | None = None) -> int:
+        """Index of a parameter, for as long as an owner holds it; without any a new one each time.
+
+        Arguments:
+            owner: the model or optimizer that holds it, if it is not known to be another's.
+        """
         key = id(parameter)
-        index = self._tensors.get(key)
+        index = next((kept[key].index for kept in self._tensors.values() if key in kept), None)
         if index is None:
-            index = self._tensors[key] = self._next_tensor
+            index = self._next_tensor
             self._next_tensor += 1
-            self._watched[key] = weakref.ref(parameter, lambda _: self._forget(key))
+        if owner is not None:
+            self._tensors.setdefault(owner, {})[key] = _Kept(index, parameter)
         return index
 
     def introduce(
@@ -130,9 +149,12 @@ class Registry:
         """Indices of an optimizer's parameters; a `tensors` event for those not seen in it before."""
         entry = self._optimizers[optimizer]
         parameters = list(parameters)
-        indices = [self._tensors.get(id(parameter), -1) for parameter in parameters]
-        if -1 in indices:
-            indices = [self.tensor(parameter) for parameter in parameters]
+        known = self._tensors.get(optimizer, {})
+        if known.keys() >= set(map(id, parameters)):
+            indices = [known[id(parameter)].index for parameter in parameters]
+        else:
+            self._let_go()
+            indices = [self.tensor(parameter, optimizer) for parameter in parameters]
         if not entry.tensors.issuperset(indices):
             places = _places(optimizer)
             new = [
@@ -146,10 +168,12 @@ class Registry:
             self._event("tensors", tensors=new)
         return indices
 
-    def _forget(self, key: int) -> None:
-        """Another tensor may get the dead one's address: its index must be a new one."""
-        self._tensors.pop(key, None)
-        self._watched.pop(key, None)
+    def _let_go(self) -> None:
+        """Of what owners do not hold any longer, as an embedding that was replaced by a larger one."""
+        for owner, kept in list(self._tensors.items()):
+            held = set(map(id, _parameters_of(owner)))
+            for key in kept.keys() - held:
+                del kept[key]
 
 
 _registries: weakref.WeakKeyDictionary[Sink, tuple[str, Registry]] = weakref.WeakKeyDictionary()
@@ -162,6 +186,12 @@ def registry_of(recorder: Sink) -> Registry:
         registry = Registry(recorder.event)
         _registries[recorder] = (recorder.producer, registry)
     return registry
+
+
+def _parameters_of(owner: Owner) -> Iterable[Tensor]:
+    if isinstance(owner, nn.Module):
+        return owner.parameters()
+    return (p for group in owner.param_groups for p in group["params"])
 
 
 def first_lr(optimizer: Optimizer) -> float | None:

@@ -54,13 +54,13 @@ class Tripwires:
             hook = Hook("scaler.stepped", partial(_stepped, self._watcher, index))
             self._handles.append(optimizer.register_step_post_hook(hook))
 
-    def on_accumulation(self, index: int, parameter: Tensor) -> None:
+    def on_accumulation(self, index: int, optimizer: Optimizer, parameter: Tensor) -> None:
         """Count the accumulations into this parameter, which is one of the optimizer's."""
         if index not in self._counted and parameter.is_leaf and parameter.requires_grad:
             self._counted.add(index)
-            before = Hook(
-                "scaler.accumulating", partial(_accumulating, self._watcher, index, weakref.ref(parameter))
-            )
+            # A hook that held its parameter would keep it alive; of a weak reference see `registry._Kept`.
+            finding = partial(_held_by, weakref.ref(optimizer), id(parameter))
+            before = Hook("scaler.accumulating", partial(_accumulating, self._watcher, index, finding))
             self._handles.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
             hook = Hook("scaler.accumulated", partial(_accumulated, self._watcher, index))
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
@@ -115,10 +115,17 @@ def _stepped(watcher: weakref.ref[Watcher], index: int, optimizer: Optimizer, *_
         alive.stepped(index, optimizer)
 
 
+def _held_by(optimizer: weakref.ref[Optimizer], key: int) -> Tensor | None:
+    """The parameter of this identity, if the optimizer still holds it."""
+    alive = optimizer()
+    groups = alive.param_groups if alive is not None else ()
+    return next((p for group in groups for p in group["params"] if id(p) == key), None)
+
+
 def _accumulating(
-    watcher: weakref.ref[Watcher], index: int, parameter: weakref.ref[Tensor], *_: object
+    watcher: weakref.ref[Watcher], index: int, finding: Callable[[], Tensor | None], *_: object
 ) -> None:
-    alive, its = watcher(), parameter()
+    alive, its = watcher(), finding()
     if alive is not None and its is not None:
         alive.accumulating(index, its)
 

@@ -30,7 +30,7 @@ from .hooks import is_plain
 from .inspection import Inspection
 from .internals import Factors, Replicas, Scaler, UnscaleGrads
 from .measures import Measures, OptimizerGradients
-from .names import Name, names_of
+from .names import Models, Name, names_of
 from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .protocol import Call, CallFault, Protocol
@@ -81,7 +81,7 @@ class Watch(Unwatched):
         asked: bool | None = None,
         device: str = "cpu",
     ) -> None:
-        self.recorder, self.model = recorder, model
+        self.recorder, self._models = recorder, Models(model)
         self.producer = recorder.producer
         self._clock, self._asked = clock, asked
         self._pass = Pass(choose(recorder.settings.statistics, device), recorder)
@@ -104,6 +104,11 @@ class Watch(Unwatched):
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._measured = Measures()
         close_with(self, self._probes, self._tripwires, self._strangers, self._harvester)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """Named in the records, and observed; None without, or where it is no more."""
+        return self._models.model()
 
     def scaled(self, scaler: Scaler, outputs: object) -> None:
         """`scale()` has scaled these outputs."""
@@ -226,9 +231,10 @@ class Watch(Unwatched):
 
     def _has_moved(self) -> bool | None:
         """Whether a weight of the model was written to since the last call; None without a model."""
-        if self.model is None:
+        model = self.model
+        if model is None:
             return None
-        trained = (p for p in self.model.parameters() if p.requires_grad and is_plain(p))
+        trained = (p for p in model.parameters() if p.requires_grad and is_plain(p))
         before, self._versions = self._versions, [p._version for p in islice(trained, FIRST)]
         return bool(before) and before != self._versions
 
@@ -284,6 +290,7 @@ class Watch(Unwatched):
         if not self._tripwires.knows(index):
             self._introduce(scaler, replaces=self._registry.owner(optimizer))
             self._registry.own(optimizer, self._scaler)
+            self._models.meet(optimizer)
             self._inspection.meet(index, optimizer, self._measured.gradients)
             self._tripwires.on_step(index, optimizer)
         return index
@@ -303,7 +310,7 @@ class Watch(Unwatched):
             self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
         gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused, torchs=torchs)
         if gradients.parameters:
-            self._tripwires.on_accumulation(index, gradients.parameters[0])
+            self._tripwires.on_accumulation(index, optimizer, gradients.parameters[0])
             self._probes.optimizer(index, gradients.parameters)
         if gradients.sums:
             self._probes.note(coalescing.overflow(gradients.sums, self._registry.tensor))
