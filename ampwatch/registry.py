@@ -149,12 +149,13 @@ class Registry:
         """Indices of an optimizer's parameters; a `tensors` event for those not seen in it before."""
         entry = self._optimizers[optimizer]
         parameters = list(parameters)
-        known = self._tensors.get(optimizer, {})
-        if known.keys() >= set(map(id, parameters)):
-            indices = [known[id(parameter)].index for parameter in parameters]
-        else:
-            self._let_go()
+        known, needed = self._tensors.get(optimizer, {}), set(map(id, parameters))
+        if known.keys() != needed:
+            # Others may have let go of parameters too; that is asked only where there are new ones.
+            self._let_go([optimizer] if known.keys() > needed else list(self._tensors))
             indices = [self.tensor(parameter, optimizer) for parameter in parameters]
+        else:
+            indices = [known[id(parameter)].index for parameter in parameters]
         if not entry.tensors.issuperset(indices):
             places = _places(optimizer)
             new = [
@@ -168,11 +169,11 @@ class Registry:
             self._event("tensors", tensors=new)
         return indices
 
-    def _let_go(self) -> None:
-        """Of what owners do not hold any longer, as an embedding that was replaced by a larger one."""
-        for owner, kept in list(self._tensors.items()):
-            held = set(map(id, _parameters_of(owner)))
-            for key in kept.keys() - held:
+    def _let_go(self, owners: Iterable[Owner]) -> None:
+        """Of what these do not hold any longer, as an embedding that was replaced by a larger one."""
+        for owner in owners:
+            kept = self._tensors.get(owner, {})
+            for key in kept.keys() - set(map(id, _parameters_of(owner))):
                 del kept[key]
 
 

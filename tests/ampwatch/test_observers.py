@@ -175,7 +175,8 @@ def test_nothing_synchronises(kind):
 
 
 def test_buffers_are_looked_at_without_synchronising():
-    check = FiniteCheck(Transformer(1.0))
+    model = Transformer(1.0)
+    check = FiniteCheck(model)
     with NothingRead():
         check.arm()
         check.collect()
@@ -238,6 +239,7 @@ def test_only_the_first_accumulation_is_looked_at():
         backward(model, torch.randn(64, 16))
     assert read(probe)["origins"]["4"] == "float16"
     probe.disarm()
+    probe = OriginProbe(numbered(model))
     probe.arm()
     backward(model, torch.randn(64, 16))  # added to what is there: off the grid
     assert read(probe)["origins"]["4"] == "unknown"

@@ -92,6 +92,7 @@ def test_inside_a_compiled_function_the_scaler_is_torchs(recorder):
 
 
 def test_hooks_go_with_the_scaler(recorder):
+    gc.collect()  # scalers of the tests before, to which this optimizer would be a stranger
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder, model=model)
     attempt(scaler, model, optimizer)
