@@ -28,6 +28,7 @@ from .diagnoser import Diagnoser, Engine, Result, RunDiagnosis, note_failure, re
 from .fold import fold
 from .lease import Lease, LeaseLost, Leases
 from .metrics import Metrics
+from .nudges import Nudges
 from .settings import Settings
 from .store.blob import pack
 from .store.tail import Key, TailReader, load, unfolded_batch, waiting, waiting_count
@@ -81,6 +82,8 @@ class Compactor:
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
         self._leases = Leases(database, settings, self._holder)
+        self._nudges = Nudges(database, self.look_at)
+        self._told: set[str] = set()  # runs of which another server has something
         self._runs: dict[str, list[Key]] = {}  # announced, and what is new of them
         self._since: dict[str, float] = {}  # when each run's oldest news came that is not visible yet
         self._swept = time.monotonic()
@@ -91,6 +94,7 @@ class Compactor:
     def start(self) -> None:
         """Begin to work."""
         self._leases.start()
+        self._nudges.start()
         self._thread.start()
 
     def announce(self, news: Mapping[str, Sequence[Key]]) -> None:
@@ -100,6 +104,13 @@ class Compactor:
                 self._runs.setdefault(run, []).extend(keys)
                 self._since.setdefault(run, time.monotonic())
             self._news.notify()
+
+    def look_at(self, run: str) -> None:
+        """Another server has stored something of a run. Runs that are not worked on here are left to others."""
+        if self._leases.has(run):
+            with self._news:
+                self._told.add(run)
+                self._news.notify()
 
     def lag_s(self) -> float:
         """How long the oldest news has waited to become visible, s."""
@@ -116,6 +127,7 @@ class Compactor:
             self._thread.join()
             with suppress(Unavailable):  # they run out by themselves
                 self._leases.stop()
+            self._nudges.stop()
 
     def process(self, run: str, *, news: Sequence[Key] | None = None, idle: bool = False) -> None:
         """One pass over a run: everything that waits for it now.
@@ -128,6 +140,8 @@ class Compactor:
         if not self._database.write(lease.renew):
             self._diagnoser.forget(run)  # another server had it, or it is another run of the same name
             if not self._database.write(lease.acquire):
+                if news:
+                    self._nudges.tell(run)
                 return
         with self._leases.held(lease):
             self._pass(lease, news, idle=idle)
@@ -155,24 +169,28 @@ class Compactor:
 
     def _next(self) -> dict[str, list[Key]]:
         with self._news:
-            if not self._runs and not self._stop.is_set():
+            if not (self._runs or self._told or self._stop.is_set()):
                 self._news.wait(max(0.0, self._swept + SWEEP_S - time.monotonic()))
             runs, self._runs = self._runs, {}
             return runs
 
     def _sweep(self) -> set[str]:
-        """Runs in which something is to be done, once each `SWEEP_S`, however much is announced meanwhile."""
+        """Runs to look at: those that another server has told of; and once each `SWEEP_S`, however much is announced
+        meanwhile, all in which something is to be done.
+        """
+        with self._news:
+            told, self._told = self._told, set()
         now = time.monotonic()
         if now < self._swept + SWEEP_S:
-            return set()
+            return told
         self._swept = now
         unfinished = sa.select(t.producers.c.run).where(t.producers.c.rolled < t.producers.c.end_attempt)
         try:
             with self._database.read() as connection:
-                return set(connection.scalars(sa.select(t.inbox.c.run).union(unfinished)))
+                return told | set(connection.scalars(sa.select(t.inbox.c.run).union(unfinished)))
         except Unavailable as error:
             log.warning("%s", error)
-            return set()
+            return told
 
     def _guarded(self, run: str, news: Sequence[Key] | None, *, idle: bool) -> None:
         try:

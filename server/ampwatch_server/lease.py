@@ -119,6 +119,11 @@ class Leases:
             raise
         self._keep(lease.run, time.monotonic() + HELD_S)
 
+    def has(self, run: str) -> bool:
+        """Whether this server works on a run, or did within `HELD_S`."""
+        with self._lock:
+            return self._until.get(run, -math.inf) > time.monotonic()
+
     def renew(self) -> None:
         """Renew the leases of all runs that are kept."""
         now = time.monotonic()

@@ -1,0 +1,73 @@
+"""Nudges: a server that got a batch of a run which another works on lets that one know, through PostgreSQL's NOTIFY.
+
+Without one (a pooler that passes no notifications on, a server just starting) the other finds the batch at its next
+look, seconds later. Several servers share a SQLite file only where they share a machine, and look.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+
+from .db import Database
+
+log = logging.getLogger(__name__)
+
+_CHANNEL: Final = "ampwatch_news"
+_WAIT_S: Final = 1.0  # for news, before it is seen whether the server stops
+_AGAIN_S: Final = 10.0  # after a connection that was lost
+
+
+class Nudges:
+    """Tells other servers of runs, and hears of them in a thread.
+
+    Arguments:
+        database.
+        heard: called with each run that a server has told of, this one too.
+    """
+
+    def __init__(self, database: Database, heard: Callable[[str], None]) -> None:
+        self._database, self._heard = database, heard
+        self._is_possible = database.url.get_backend_name() == "postgresql"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ampwatch-nudges", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self._is_possible:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, within `_WAIT_S`."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def tell(self, run: str) -> None:
+        """There is something new of a run. Not waited for."""
+        if self._is_possible:
+            notify = sa.select(sa.func.pg_notify(_CHANNEL, run))
+            self._database.submit(lambda connection: connection.execute(notify))
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._listen(self._database.url)
+            except Exception as error:  # noqa: BLE001 - whatever the driver raises: the other way remains
+                log.warning("no news from other servers: %s; trying again", error)
+                self._stop.wait(_AGAIN_S)
+
+    def _listen(self, url: URL) -> None:
+        import psycopg
+
+        plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(plain, autocommit=True) as connection:
+            connection.execute(f"LISTEN {_CHANNEL}")
+            while not self._stop.is_set():
+                for notice in connection.notifies(timeout=_WAIT_S):
+                    self._heard(notice.payload)
