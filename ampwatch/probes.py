@@ -100,11 +100,7 @@ class Probes:
     def collect(self, stream: int = -1) -> list[Observation]:
         """At the end of an attempt of a stream: what has been seen; the observers that saw it are taken off."""
         for observer in list(self._armed):
-            observation = observer.collect()
-            if observation is not None:
-                observer.disarm()
-                self._armed.remove(observer)
-                self._keep(observation)
+            self._collect_from(observer)
         if self._search is not None:
             self._search_ended(self._search, stream)
         if self._local is not None:
@@ -143,6 +139,18 @@ class Probes:
         if self._local is not None:
             self._local.disarm()
         self._armed, self._search, self._local = [], None, None
+
+    def _collect_from(self, observer: Observer) -> None:
+        """Once it has seen something it is taken off; also where it fails, as it would at each attempt to come."""
+        observation, is_done = None, True
+        try:
+            observation = observer.collect()
+            is_done = observation is not None
+        finally:
+            if is_done:
+                observer.disarm()
+                self._armed.remove(observer)
+        self._keep(observation)
 
     def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""

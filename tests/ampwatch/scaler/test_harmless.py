@@ -8,6 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ampwatch.guard import failures
+from ampwatch.observers import AutocastProbe
 from ampwatch.watching import Watch
 
 from ..recorded import MemoryRecorder
@@ -52,6 +54,21 @@ def test_a_fault_of_the_recorder_leaves_the_training_torchs(method, monkeypatch)
     broken = type("Broken", (MemoryRecorder,), {method: lambda *_args, **_kwargs: 1 / 0})
     scaler = make(broken(), growth_interval=2)
     assert trained(scaler) == trained(torch.amp.GradScaler("cpu", growth_interval=2))
+
+
+def test_an_observer_that_fails_costs_one_attempt(recorder, monkeypatch):
+    failures.clear()
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    monkeypatch.setattr(AutocastProbe, "collect", lambda _: 1 / 0)
+    model = network(4, 8, 1)
+    scaler, optimizer = make(recorder, model=model), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        scaler.scale(half(model, torch.ones(2, 4))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert recorder.column("attempt") == [1, 2, 3]
+    assert [fault["where"] for fault in recorder.data("fault")] == ["scaler.update"]
+    assert recorder.data("origin")
 
 
 class Synchronisations(TorchDispatchMode):
