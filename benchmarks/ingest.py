@@ -1,13 +1,14 @@
 """Ingest: batches a second into one server, durable, authenticated, validated and diagnosed.
 
-    python benchmarks/ingest.py [big|ranks|catchup|tensors ...] [--seconds 20] [--peers]
+    python benchmarks/ingest.py [big|fifty|ranks|catchup|tensors ...] [--seconds 20] [--ranks 8000] [--peers]
 
 big      one client, 1,000 attempts of 20 scalars a batch
-ranks    8,000 ranks of one run, 5 attempts a batch, over 64 connections
+fifty    as big, 50 attempts a batch, over 8 connections
+ranks    8,000 ranks of one run, 5 attempts a batch, over 64 connections; the first batch of each is sent before
 catchup  as big, through a backlog of 200 batches, while a second client asks for runs, series and findings
 tensors  one client, 41 samples of 300 tensors with histograms a batch
 
-A server of its own process stores into a fresh SQLite file. "a core" divides by the CPU time of the server, all
+A server of its own process stores into a fresh SQLite file, or into the empty database of --database. "a core" divides by the CPU time of the server, all
 of its threads, until everything is folded and diagnosed: other work on the machine does not change it much. Acknowledged is
 what was answered 200 until the clients stopped; written is what the server's process gave to the disk, stored the file
 at the end. --peers puts trackers through 20 scalars a step in environments of their own, made here by pip.
@@ -21,6 +22,7 @@ import subprocess
 import tempfile
 import time
 import venv
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -33,27 +35,31 @@ from rich.table import Table
 from ampwatch import records
 
 CONSOLE = Console(width=120)
-RANKS = 8000
 PEERS = {"mlflow": "mlflow", "tensorboard": "tensorboard torch", "wandb": "wandb", "trackio": "trackio"}
 PEER_STEPS = {"mlflow": 1000, "tensorboard": 2000, "wandb": 5000, "trackio": 5000}
 
 
-def big(seconds: float, first: int = 0):
-    """Bodies of 1,000 attempts, made before the clock runs."""
+def big(seconds: float, size: int = 1000):
+    """Bodies of so many attempts, made before the clock runs."""
     rng, producer = np.random.default_rng(0), os.urandom(16).hex()
-    rows = tables.attempts(rng, 0, 1000)
-    for seq in range(first, first + int(400 * seconds)):
-        table = rows | {"attempt": rows["attempt"] + seq * 1000}
-        yield records.to_bytes(tables.batch("attempts", table, seq, "big", producer)), 1000
+    rows = tables.attempts(rng, 0, size)
+    for seq in range(int(400_000 / size * seconds)):
+        table = rows | {"attempt": rows["attempt"] + seq * size}
+        yield records.to_bytes(tables.batch("attempts", table, seq, "big", producer)), size
 
 
-def ranks(seconds: float):
-    """Bodies of 5 attempts of 8,000 ranks in turn."""
+def fifty(seconds: float):
+    """Bodies of 50 attempts."""
+    yield from big(seconds, 50)
+
+
+def ranks(seconds: float, count: int):
+    """Bodies of 5 attempts of so many ranks in turn."""
     rng = np.random.default_rng(0)
     rows = tables.attempts(rng, 0, 5)
-    producers = [os.urandom(16).hex() for _ in range(RANKS)]
-    for i in range(int(2000 * seconds)):
-        seq, rank = divmod(i, RANKS)
+    producers = [os.urandom(16).hex() for _ in range(count)]
+    for i in range(count + int(2000 * seconds)):
+        seq, rank = divmod(i, count)
         table = rows | {"attempt": rows["attempt"] + seq * 5}
         yield records.to_bytes(tables.batch("attempts", table, seq, "ranks", producers[rank], rank)), 5
 
@@ -136,20 +142,33 @@ async def ask(server: Server, run: str, stop: asyncio.Event) -> list[float]:
     return times
 
 
-async def profile(name: str, server: Server, seconds: float) -> tuple[int, int, list[float]]:
-    make, connections = {
-        "big": (big, 1),
-        "ranks": (ranks, 64),
-        "tensors": (tensor_rows, 1),
-        "catchup": (big, 1),
-    }[name]
-    bodies = list(make(seconds))
+PROFILES = {
+    "big": (big, 1),
+    "fifty": (fifty, 8),
+    "ranks": (ranks, 64),
+    "tensors": (tensor_rows, 1),
+    "catchup": (big, 1),
+}  # what is sent, over how many connections
+
+
+def before(name: str, server: Server, bodies: list[tuple[bytes, int]], count: int) -> list[tuple[bytes, int]]:
+    """Send what comes before the clock runs, and answer the rest."""
+    first = {"catchup": 200, "ranks": count}.get(name, 0)
+    asyncio.run(post(server, bodies[:first], 64, 600))
+    if name == "ranks":
+        drained(server)
+    return bodies[first:]
+
+
+async def profile(
+    name: str, server: Server, bodies: list[tuple[bytes, int]], seconds: float
+) -> tuple[int, int, list[float]]:
+    connections = PROFILES[name][1]
     if name != "catchup":
         return *await post(server, bodies, connections, seconds), []
-    await post(server, bodies[:200], 4, 600)
     stop = asyncio.Event()
     asking = asyncio.create_task(ask(server, "big", stop))
-    done = await post(server, bodies[200:], connections, seconds)
+    done = await post(server, bodies, connections, seconds)
     stop.set()
     return *done, await asking
 
@@ -162,13 +181,15 @@ def drained(server: Server, most_s: float = 60) -> None:
         time.sleep(3)
 
 
-def run(name: str, seconds: float) -> list[str]:
+def run(name: str, seconds: float, count: int, url: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder) / "ampwatch.db")
+        server = Server(Path(folder) / "ampwatch.db", url)
         with server.client() as client:
             client.get("/v1/runs").raise_for_status()
+        make = partial(ranks, count=count) if name == "ranks" else PROFILES[name][0]
+        bodies = before(name, server, list(make(seconds)), count)
         idle_s, started, memory = server.cpu_s(), time.monotonic(), server.memory_mb()
-        batches, rows, reads = asyncio.run(profile(name, server, seconds))
+        batches, rows, reads = asyncio.run(profile(name, server, bodies, seconds))
         took, ack_cpu_s = time.monotonic() - started, server.cpu_s() - idle_s
         drained(server)
         cpu_s, written, peak = server.cpu_s() - idle_s, server.written_bytes(), server.memory_mb(peak=True)
@@ -238,8 +259,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("profiles", nargs="*", default=["big", "ranks", "catchup", "tensors"])
+    parser.add_argument("profiles", nargs="*", default=list(PROFILES))
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--ranks", type=int, default=8000)
+    parser.add_argument("--database", default="", help="URL of PostgreSQL")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "ampwatch-peers")
     given = parser.parse_args()
@@ -253,7 +276,7 @@ def main() -> None:
     )
     shown = Table("profile", *heads, "MB", "reads, ms p50 / p95")
     for name in given.profiles:
-        shown.add_row(*run(name, given.seconds))
+        shown.add_row(*run(name, given.seconds, given.ranks, given.database))
     CONSOLE.print(shown)
     if given.peers:
         others = Table("tracker, 20 scalars a step", "steps/s", "B stored a step")

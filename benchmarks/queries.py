@@ -111,13 +111,17 @@ def moved(table: records.Table, encoded: dict[str, msgspec.Raw], by: int) -> byt
 
 
 class Server:
-    """A server in a process of its own."""
+    """A server in a process of its own, which stores into this file, or at this URL."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, url: str = "") -> None:
         environ = os.environ | {"XDG_CONFIG_HOME": str(database.parent), "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "ampwatch", "serve", "--port", "0", "--database", str(database)]
+        command = [sys.executable, "-m", "ampwatch", "serve", "--port", "0", "--database"]
         self._process = subprocess.Popen(
-            command, env=environ, cwd=database.parent, stdout=subprocess.PIPE, text=True
+            [*command, url or str(database)],
+            env=environ,
+            cwd=database.parent,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         self.url = (

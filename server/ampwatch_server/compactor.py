@@ -151,7 +151,9 @@ class Compactor:
         producers = self._unfinished(lease.run, lowest, silent_only=idle and not lowest)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
         if ends or lowest:
-            counted = producers if diagnosis.counts.has_begun else self._everyone(lease.run)
+            counted = producers
+            if not diagnosis.counts.has_begun:
+                counted = list({row.id: row for row in (*self._everyone(lease.run), *producers)}.values())
             diagnosis.counts.write(self._database, self._tails, lease, counted)
             self._summarise(lease, ends)
             self._changed(lease.run)
@@ -288,9 +290,14 @@ class Compactor:
         return [p for p in found if p.whole or p.rolled < p.end_attempt or p.id in new]
 
     def _everyone(self, run: str) -> list[Row[Any]]:
-        """All producers: whoever had the run before may have been cut off between folding and counting."""
+        """All producers of which something was folded or counted: whoever had the run before may have been cut off
+        between the two. Of the others everything still waits, and is counted as it comes.
+        """
         columns: tuple[sa.ColumnElement[Any], ...] = (t.producers.c.id, t.producers.c.attempts)
-        query = sa.select(*columns).where(t.producers.c.run == run)
+        folded = sa.exists().where(t.chunks.c.producer == t.producers.c.id)
+        query = sa.select(*columns).where(
+            t.producers.c.run == run, sa.or_(t.producers.c.attempts > 0, folded)
+        )
         with self._database.read() as connection:
             return list(connection.execute(query).all())
 

@@ -28,22 +28,27 @@ _ADD: Final = (
 
 
 class Stretch(NamedTuple):
-    """Attempts first <= attempt < end, each recorded once, and how many of them were skipped."""
+    """Attempts first <= attempt < end, each recorded once, how many of them were skipped, and the batch's number."""
 
     first: int
     end: int
     skipped: int
+    seq: int
 
 
 class _Counted(NamedTuple):
-    """Where the attempts of a producer end that are counted, and the count that was written."""
+    """Where the attempts of a producer end that are counted, the count that was written, and the batches in it.
+
+    A batch that came while it was counted anew may be in that count before it is noted: all up to `last_seq` are.
+    """
 
     end: int
     attempts: int
+    last_seq: int = -1
 
 
 _NOTHING: Final = _Counted(0, 0)
-_BROKEN: Final = Stretch(-1, -1, 0)  # goes on from no attempt
+_NOWHERE: Final = -1  # goes on from no attempt
 
 
 class Counts:
@@ -83,31 +88,38 @@ class Counts:
         database.write(job)
         stood = {row.id: row.attempts for row in producers}
         self._upto |= {
-            key: _Counted(stretch.end, stood[key] + stretch.end - stretch.first)
+            key: _Counted(stretch.end, stood[key] + stretch.end - stretch.first, stretch.seq)
             for key, stretch in added.items()
         }
-        self._upto |= {key: _Counted(end, values["attempts"]) for key, (end, values) in counted.items()}
+        self._upto |= {key: now for key, (now, _) in counted.items()}
         self._new, self.has_begun = {}, True
 
     def _going_on(self, row: Row[Any]) -> Stretch | None:
         """What came of a producer, where it goes on without a gap from what is counted of it; else None."""
         known = self._upto.get(row.id, _NOTHING)
-        begin = known.end if known.attempts == row.attempts else None  # else another server has counted since
-        end, new = begin, sorted(self._new.get(row.id, ()))
+        noted = self._new.get(row.id)
+        if not noted or known.attempts != row.attempts:  # another server has counted since
+            return None
+        new = sorted(stretch for stretch in noted if stretch.seq > known.last_seq)
+        end = known.end
         for stretch in new:
             if stretch.first != end:
                 return None
             end = stretch.end
-        if begin is None or end is None or not new:
-            return None
-        return Stretch(begin, end, sum(stretch.skipped for stretch in new))
+        return Stretch(known.end, end, sum(stretch.skipped for stretch in new), known.last_seq)
 
 
-def _count_anew(database: Database, tails: TailReader, producer_id: int) -> tuple[int, dict[str, int]]:
-    """Where the attempts of a producer end, and how many there are, both of one snapshot."""
+def _count_anew(database: Database, tails: TailReader, producer_id: int) -> tuple[_Counted, dict[str, int]]:
+    """What is counted of a producer, and the values to write, both of one snapshot."""
+    columns = (t.producers.c.end_attempt, t.producers.c.received, t.producers.c.last_seq)
     with database.read() as connection:
-        query = sa.select(t.producers.c.end_attempt).where(t.producers.c.id == producer_id)
-        return connection.execute(query).scalar() or 0, count_attempts(connection, tails, producer_id)
+        query = sa.select(*columns).where(t.producers.c.id == producer_id)
+        row = connection.execute(query).one_or_none()
+        values = count_attempts(connection, tails, producer_id)
+    if row is None:  # deleted meanwhile
+        return _NOTHING, values
+    last_seq = row.last_seq if row.received == row.last_seq + 1 else -1  # of several some have not come
+    return _Counted(row.end_attempt, values["attempts"], last_seq), values
 
 
 def _addition(producer_id: int, stretch: Stretch) -> dict[str, int]:
@@ -118,6 +130,6 @@ def _stretch(batch: Batch) -> Stretch:
     table = batch.table(("found_inf",))
     attempts = table["attempt"]
     if not len(attempts) or (np.diff(attempts) != 1).any():
-        return _BROKEN
+        return Stretch(_NOWHERE, _NOWHERE, 0, batch.seq)
     skipped = int(np.sum(table["found_inf"])) if "found_inf" in table else 0
-    return Stretch(int(attempts[0]), int(attempts[-1]) + 1, skipped)
+    return Stretch(int(attempts[0]), int(attempts[-1]) + 1, skipped, batch.seq)

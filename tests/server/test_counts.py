@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from ampwatch_server import tables as t
 from ampwatch_server.service import Service
+from ampwatch_server.store.tail import TailReader
 from ampwatch_server.summary import count_attempts
 
 
@@ -42,6 +43,35 @@ def test_a_server_that_takes_a_run_over_goes_on_counting(service: Service) -> No
     service.database.write(lambda c: c.execute(t.run_state.update().values(holder="", lease_until=0.0)))
     sent.store(other, sent.attempts(1030, 1040, 1), sent.attempts(1040, 1050, 2))
     assert sent.attempts_of(other, "r") == 1050
+    other.database.close()
+
+
+def test_a_batch_that_comes_while_all_is_counted_anew_is_counted_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent.store(service, sent.attempts(0, 5, 0))
+    other = Service(service.settings, sent.NoDiagnosis)
+    service.database.write(lambda c: c.execute(t.run_state.update().values(holder="", lease_until=0.0)))
+    counted: list[int] = []
+
+    def count(connection: sa.Connection, tails: TailReader, producer_id: int) -> dict[str, int]:
+        counted.append(producer_id)
+        return count_attempts(connection, tails, producer_id)
+
+    def digest(*given: Any) -> Any:
+        digested = original(*given)
+        if not counted:
+            sent.store(
+                other, sent.attempts(10, 15, 2), fold=False
+            )  # after the pass has looked, before it counts
+        return digested
+
+    original = other.compactor._digest
+    monkeypatch.setattr("ampwatch_server.counts.count_attempts", count)
+    monkeypatch.setattr(other.compactor, "_digest", digest)
+    sent.store(other, sent.attempts(5, 10, 1))
+    other.compactor.process("r")
+    assert (sent.attempts_of(other, "r"), len(counted)) == (15, 1)
     other.database.close()
 
 
