@@ -78,6 +78,7 @@ def facts_of(
         "frozen": len(parameters) - len(trainable),
         "foreign": sum(id(p) not in names for p in parameters) if names else None,
         "with_grad": sum(p.grad is not None for p in parameters),
+        "without_grad": _without_grad(trainable, name),
         "low": _low_precision(trainable, name),
         "state_dtypes": _state_dtypes(optimizer),
         "steps_before": _steps_before(optimizer),
@@ -131,6 +132,14 @@ def wants_closure(optimizer: Optimizer) -> bool:
 def _requires_closure(step: Callable[..., Any]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _without_grad(trainable: Sequence[Tensor], name: Mapping[int, str]) -> dict[str, Any]:
+    """Trainable parameters that have no gradient, where others have: how many, their names, and the others' elements."""
+    having = [p for p in trainable if p.grad is not None]
+    names = [name[id(p)] for p in trainable if p.grad is None and p.numel()] if having else []
+    elements = sum(p.numel() for p in having)
+    return {"count": len(names), "tensors": names[:MOST_NAMED], "elements": elements}
 
 
 def _low_precision(parameters: Iterable[Tensor], name: Mapping[int, str]) -> dict[str, list[str]]:

@@ -53,6 +53,7 @@ from .static import (
     no_gradients,
     replaced,
     shared_parameter,
+    untrained,
 )
 from .trace import TRACE
 
@@ -82,6 +83,7 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     schedule_ahead,
     no_updates,
     rate_of_zero,
+    untrained,
     underflow,
     growth_probe,
     calibration,

@@ -43,6 +43,7 @@ class Stream:
     interval: int = DEFAULT_INTERVAL
     hysteresis: int = 1
     attempts: int = 0
+    most_elements: int = 0  # that had a gradient in one attempt
     gaps: int = 0  # stretches of lost attempts before the newest
     taken: int = 0
     skips: int = 0
@@ -90,6 +91,7 @@ class Stream:
         if not len(rows):
             return
         self._begin_stream(rows)
+        self.most_elements = max(self.most_elements, int(rows["numel"].max()))
         self.habits.fold(rows)
         if rows["applied"].any() and self.applied is None:
             first = rows[rows["applied"]][0]

@@ -214,6 +214,8 @@ def _with_chain(cause: Finding, events: list[Finding]) -> Finding:
 def _explains(cause: Finding, other: Finding) -> bool:
     if other.kind not in EXPLAINS.get(cause.kind, ()):
         return False
+    if cause.severity == "info" != other.severity:
+        return False
     if cause.producer != other.producer and cause.kind not in _OF_RUN:
         return False
     timeless = other.kind in _TIMELESS or (cause.kind, other.kind) in _LATER

@@ -185,8 +185,15 @@ class _Missed(TypedDict):
     tensors: list[str]
 
 
+class _WithoutGrad(TypedDict, total=False):
+    count: int
+    tensors: list[str]
+    elements: int
+
+
 class _Check(_Optimizer, total=False):
     missed: _Missed
+    without_grad: _WithoutGrad
     low: dict[str, list[str]]
     state_dtypes: list[str]
     steps_before: int | None

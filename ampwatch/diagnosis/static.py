@@ -14,6 +14,7 @@ from .described import Described
 from .findings import Evidence, Finding, Severity
 from .moments import Moment
 
+NEVER_IN: Final = 50  # attempts without a gradient
 FLOAT16_EPS: Final = 6e-8  # the smallest float16 number is 5.96e-8; below half of it an eps becomes 0
 
 
@@ -92,6 +93,39 @@ def no_gradients(case: Case) -> Iterator[Finding]:
             advice=texts.ADVICE[f"no_gradients.{why}"],
             confidence=0.7 if why == "unknown" else 1.0,
         )
+
+
+def untrained(case: Case) -> Iterator[Finding]:
+    """Trainable parameters that never had a gradient while others of their optimizer had one in every attempt."""
+    mine = case.described.streams.get(case.index, {}).get("optimizers", [])
+    looks = {i: [d for e in case.described.checks.events if (d := e.data).get("id") == i] for i in mine}
+    told = [look["without_grad"] for same in looks.values() for look in same if "without_grad" in look]
+    had = sum(same[-1].get("without_grad", {}).get("elements", 0) for same in looks.values() if same)
+    sharded = case.described.scaler_class == "ShardedGradScaler"
+    if not told or case.stream.attempts < NEVER_IN or case.stream.most_elements > had or sharded:
+        return
+    for same in looks.values():
+        without = [look.get("without_grad", {}) for look in same]
+        names = without[-1].get("tensors", []) if without else []
+        if names and all(each.get("tensors") == names for each in without):
+            yield _untrained(case, same[-1], without[-1]["count"], names)
+
+
+def _untrained(case: Case, data: dict[str, Any], count: int, names: list[str]) -> Finding:
+    first = case.stream.first or Moment(0, 0)
+    text = f"Without a gradient in {texts.times(case.stream.attempts)}, as many elements having one in each: {', '.join(names)}."
+    return case.finding(
+        "no_gradients",
+        "info",
+        texts.HEADLINES["no_gradients.some"].format(
+            optimizer=data["class"], count=texts.times(count, "trainable parameter"), tensor=names[0]
+        ),
+        first=first,
+        evidence=[Evidence(text=text, value=count, unit="parameters", tensor=names[0])],
+        advice=texts.ADVICE["no_gradients.some"],
+        confidence=0.8,
+        tensor=names[0],
+    )
 
 
 def replaced(case: Case) -> Iterator[Finding]:

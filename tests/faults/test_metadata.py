@@ -4,7 +4,19 @@ import copy
 
 import pytest
 import torch
-from loops import Transformer, above_info, half, mlp, recorded, regression, told, train, worse_than_info
+from loops import (
+    Transformer,
+    above_info,
+    features,
+    findings,
+    half,
+    mlp,
+    recorded,
+    regression,
+    told,
+    train,
+    worse_than_info,
+)
 from torch import nn
 
 
@@ -254,3 +266,30 @@ def test_a_fused_sgd_whose_first_step_is_skipped_keeps_uninitialised_momentum(
     told = [(f.kind, f.severity, f.first_attempt) for f in worse_than_info(tmp_path)]
     harmed = fused and momentum and init_scale > 2.0**8
     assert told == ([("fused_optimizer", "fatal", 0)] if harmed else [])
+
+
+def detached(directory, cut, steps=60):
+    """A layer whose output is cut off the graph, or that is frozen."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    if cut == "frozen":
+        model[0].requires_grad_(False)
+    with recorded(directory) as make:
+
+        def loss(step):
+            hidden = model[:2](features(step))
+            out = model[2](hidden.detach() if cut == "detached" else hidden)
+            return out.float().square().mean()
+
+        train(model, make(model=model), loss, steps=steps)
+    return [(f.kind, f.severity, f.tensor) for f in findings(directory) if f.kind != "calibration"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"), [("detached", [("no_gradients", "info", "0.weight")]), ("frozen", []), ("", [])]
+)
+def test_a_layer_that_the_loss_does_not_reach(tmp_path, cut, said):
+    assert detached(tmp_path, cut) == said
+
+
+def test_a_few_attempts_do_not_tell(tmp_path):
+    assert detached(tmp_path, "detached", steps=49) == []

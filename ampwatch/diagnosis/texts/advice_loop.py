@@ -46,6 +46,13 @@ LOOP: Final[dict[str, list[Advice]]] = {
         ),
         Advice("Or one optimizer with two groups of parameters, where they want different learning rates."),
     ],
+    "no_gradients.some": [
+        Advice(
+            "If they are to be trained, look for what cuts the graph behind them: detach(), no_grad(), item(), argmax, or a "
+            "branch that is never taken."
+        ),
+        Advice("If they are not, freeze them, or leave them out.", "p.requires_grad_(False)"),
+    ],
     "no_gradients.frozen": [
         Advice("Unfreeze what is to be trained, or leave this optimizer out.", "p.requires_grad_(True)"),
     ],

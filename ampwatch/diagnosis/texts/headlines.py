@@ -76,6 +76,10 @@ HEADLINES: Final = {
         "{optimizer} and {other} both hold {tensor}, whose gradient is divided by the loss scale twice since {first}; it "
         "goes on until one of them lets go of it."
     ),
+    "no_gradients.some": (
+        "{count} of {optimizer} never had a gradient, {tensor} first: the loss does not reach them, and they stay what they "
+        "are. No harm if that is meant."
+    ),
     "no_gradients": (
         "No parameter of {optimizer} has a gradient at {first}: {why}. It does not recover by itself."
     ),
