@@ -184,6 +184,12 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling()
 
 
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
 def is_captured() -> bool:
     """Whether a graph is being captured, which our own calls must not become part of."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -298,4 +298,10 @@ def _averaged(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
 
 
 def _leaves(model: nn.Module) -> Iterator[nn.Module]:
-    return (module for module in model.modules() if next(module.children(), None) is None)
+    """Modules without modules inside; none of what is compiled, which would be again when the hooks come off."""
+    compiled = {part for module in model.modules() if _is_compiled(module) for part in module.modules()}
+    return (m for m in model.modules() if m not in compiled and next(m.children(), None) is None)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None

@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from . import identity
+from . import identity, internals
 from .escalation import Escalation
 from .float32_check import Float32Check
 from .hooks import Observation, Observer
@@ -53,6 +53,8 @@ class Probes:
         self._origin: dict[int, OriginProbe] = {}  # the last one of each optimizer
         self._has_order = model is not None
         self._finite = FiniteCheck(model) if model is not None else None
+        self._is_called = False  # a module of the model was, outside of compiled graphs
+        self._graphs = internals.compiled_graphs()
         self._search: Search | None = None
         self._searched_stream = -1
         self._search_until = 0
@@ -124,7 +126,7 @@ class Probes:
         if suspect and model is not None:
             self._arm(Float32Check(model, suspect))
         stream = escalation.take_search()
-        if stream >= 0 and model is not None and self._search is None:
+        if stream >= 0 and model is not None and self._search is None and self._is_eager:
             self._search, self._searched_stream = Search(model), stream
             self._search_until = self._attempts + SEARCH_FOR
             self._search.arm()
@@ -151,6 +153,13 @@ class Probes:
                 observer.disarm()
                 self._armed.remove(observer)
         self._keep(observation)
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether modules are called one by one. What is compiled a search does not see, and would have compiled anew, or
+        run without its graph: other bits, and another need for memory.
+        """
+        return self._is_called and internals.compiled_graphs() == self._graphs
 
     def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.internals import compiled_graphs
 
 from ..recorded import scaler as make
 from .loops import attempt, half, network, sgd
@@ -98,3 +99,54 @@ def test_a_parameter_that_an_optimizer_has_replaced_is_let_go(recorder):
     attempt(scaler, nn.Sequential(model, nn.Flatten(0)), optimizer, x=[(1.0, 2.0)])
     gc.collect()
     assert old() is None
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def compiled_whole(model):
+    compiled = torch.compile(model, backend="eager")
+    return model, compiled
+
+
+def given_compiled(model):
+    compiled = torch.compile(model, backend="eager")
+    return compiled, compiled
+
+
+def compiled_in_part(model):
+    model.second = torch.compile(model.second, backend="eager")
+    return model, model
+
+
+def compiled_in_place(model):
+    model.compile(backend="eager")
+    return model, model
+
+
+def graphs_of(compiled, make_scaler):
+    """How many graphs a training compiles whose loss is not finite for long, so that ours would like to look closer."""
+    torch._dynamo.reset()
+    before = compiled_graphs()
+    watched, model = compiled(Network())
+    scaler, optimizer = make_scaler(watched), sgd(model)
+    for i in range(72):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((2, 4), torch.nan if i > 2 else 1.0)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return compiled_graphs() - before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of the compiler itself
+@pytest.mark.parametrize("compiled", [compiled_whole, given_compiled, compiled_in_part, compiled_in_place])
+def test_a_compiled_model_is_compiled_as_often_as_with_torchs_scaler(compiled, recorder):
+    theirs = graphs_of(compiled, lambda _: torch.amp.GradScaler("cpu"))
+    assert graphs_of(compiled, lambda model: make(recorder, model=model)) == theirs > 0
+    assert recorder.data("forward_search") == []
