@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .flight import FlightRecorder
+from .guard import Report, guard
 from .harvest import Harvester, Label, Rows, Seen
 from .hooks import Observation
 from .outcome import Attempt
@@ -31,9 +32,10 @@ class Closable(Protocol):
         """Nothing follows."""
 
 
-def close_with(watch: object, *parts: Closable) -> None:
-    """Close these when the watch is gone; not at interpreter exit, where the recorder still harvests."""
-    weakref.finalize(watch, _close, parts).atexit = False
+def close_with(watch: object, report: Report, *parts: Closable) -> None:
+    """Close these, one by one, when the watch is gone; not at interpreter exit, where the recorder still harvests."""
+    for part in reversed(parts):  # the last that is registered comes first
+        weakref.finalize(watch, guard("watch.close", report)(_close), part).atexit = False
 
 
 class Dispatch:
@@ -136,6 +138,5 @@ def _sizes_ahead(sent: Sequence[Tensor], rows: Sequence[Tensor]) -> list[int]:
     return [sum(map(Tensor.numel, sent))] * AHEAD + [whole] * autopsies
 
 
-def _close(parts: Iterable[Closable]) -> None:
-    for part in parts:
-        part.close()
+def _close(part: Closable) -> None:
+    part.close()

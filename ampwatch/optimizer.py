@@ -188,7 +188,7 @@ class StepWatch:
         self._losses = Losses()  # of forward passes since the step before
         if model is not None:
             self._tripwires.on_forward(model, partial(_forwarded, weakref.ref(self)))
-        close_with(self, self._probes, self._tripwires, self._dispatch.harvester)
+        close_with(self, recorder.fault, self._probes, self._tripwires, self._dispatch.harvester)
 
     def before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -152,6 +152,7 @@ class Probes:
             if is_done:
                 observer.disarm()
                 self._armed.remove(observer)
+                self._is_called = self._is_called or isinstance(observer, ReplicaProbe)
         self._keep(observation)
 
     @property

@@ -103,7 +103,7 @@ class Watch(Unwatched):
         self._is_captured = False
         self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._measured = Measures()
-        close_with(self, self._probes, self._tripwires, self._strangers, self._harvester)
+        close_with(self, recorder.fault, self._probes, self._tripwires, self._strangers, self._harvester)
 
     @property
     def model(self) -> nn.Module | None:

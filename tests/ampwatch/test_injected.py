@@ -6,6 +6,7 @@ Which functions those are is not listed here: loops are traced, then each functi
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import inspect
 import sys
@@ -142,6 +143,8 @@ def entered(tmp_path_factory):
     seen = {}
     for loop in LOOPS:
         ours(loop, tmp_path_factory.mktemp("first"))
+        gc.collect()
+        gc.disable()  # what closes the watch of the loop before would be entered as by chance
         sys.setprofile(
             lambda frame, what, _, loop=loop: seen.setdefault(frame.f_code, loop) if what == "call" else None
         )
@@ -149,6 +152,7 @@ def entered(tmp_path_factory):
             ours(loop, tmp_path_factory.mktemp("traced"))
         finally:
             sys.setprofile(None)
+            gc.enable()
     return seen
 
 

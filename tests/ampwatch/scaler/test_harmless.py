@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampwatch.guard import failures
 from ampwatch.observers import AutocastProbe
+from ampwatch.probes import Probes
 from ampwatch.watching import Watch
 
 from ..recorded import MemoryRecorder
@@ -194,3 +197,19 @@ def test_gradients_on_several_devices_are_gathered_without_a_wait(recorder):
         ("cpu", None, 1),
     ]
     assert len(watch._dispatch._ring) == 2
+
+
+def test_a_part_of_a_watch_that_cannot_be_closed_is_counted_and_keeps_none_of_the_others(
+    recorder, monkeypatch
+):
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    monkeypatch.setattr(Probes, "close", lambda _: 1 / 0)
+    model, before = network(4, 2), failures["watch.close"]
+    scaler, optimizer = make(recorder, model=model), torch.optim.SGD(model.parameters())
+    scaler.scale(half(model, torch.ones(2, 4))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    del scaler
+    gc.collect()
+    assert failures["watch.close"] > before
+    assert not optimizer._optimizer_step_post_hooks
