@@ -131,6 +131,10 @@ class Watched(torch.amp.GradScaler):
         return watch
 
 
+for _name in internals.RELIED_ON:  # by which Python calls a method in the text of a TypeError
+    getattr(Watched, _name).__qualname__ = f"GradScaler.{_name}"
+
+
 class GradScaler(Watched):
     """torch.amp.GradScaler that records every attempt: the same scale, skips, gradients and weights, bit for bit.
 

@@ -190,7 +190,8 @@ def main() -> None:
         sys.exit("No GPU that can run the fused pass: nothing was measured.")
     import triton
 
-    os.environ["AMPWATCH_STATS"] = "triton"  # whole steps with another implementation would measure nothing
+    # Whole steps with another implementation would measure nothing: a kernel that fails is raised.
+    os.environ |= {"AMPWATCH_STATS": "triton", "AMPWATCH_STRICT": "1"}
     machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -57,8 +57,10 @@ class Host(NamedTuple):
 def host_of(device: torch.device) -> Host:
     """Pinned memory and CUDA events for CUDA, plain memory for the CPU."""
     if device.type == "cuda":
-        return Host(lambda n: torch.empty(n, dtype=torch.int64, pin_memory=True), torch.cuda.Event)
-    return Host(lambda n: torch.empty(n, dtype=torch.int64), Passed)
+        return Host(
+            lambda n: torch.empty(n, dtype=torch.int64, device="cpu", pin_memory=True), torch.cuda.Event
+        )
+    return Host(lambda n: torch.empty(n, dtype=torch.int64, device="cpu"), Passed)
 
 
 class Work(NamedTuple):

@@ -31,8 +31,8 @@ NOT_GUARDED = {
     *("guard", "is_compiled", "Hook.__call__", "SoftmaxRows.__torch_dispatch__"),
     *("Guard.__init__", "Guard.__enter__", "Guard.__exit__"),
     *("Around.__init__", "Around.__enter__", "Around.__exit__"),
-    *("Watched.scale", "Watched.unscale_", "Watched._unscale_grads_", "Watched.step", "Watched.update"),
-    *("Watched.load_state_dict", "Watched._ask"),
+    *("GradScaler.scale", "GradScaler.unscale_", "GradScaler._unscale_grads_", "GradScaler.step"),
+    *("GradScaler.update", "GradScaler.load_state_dict", "Watched._ask"),
     *("GradScaler.__init__", "attach", "given_of", "source_of", "check"),
     *(
         "watch_optimizer",

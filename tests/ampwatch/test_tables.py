@@ -149,3 +149,8 @@ def test_fake_gradients_are_left_to_the_reference():
 def test_available_means_a_gpu():
     pytest.importorskip("triton")
     assert fused.available() == torch.cuda.is_available()
+
+
+def test_the_default_device_has_no_say_in_the_hosts_memory():
+    with torch.device("meta"):
+        assert host_of(torch.device("cpu")).memory(2).is_cpu

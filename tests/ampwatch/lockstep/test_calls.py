@@ -111,6 +111,16 @@ def test_what_is_no_optimizer(given, call, monkeypatch):
     failures.clear()
 
 
+@pytest.mark.parametrize("call", ["scale", "unscale_", "step", "load_state_dict"])
+def test_missing_arguments_are_missed_in_torchs_words(call):
+    def missed(cls, **recorded):
+        with pytest.raises(TypeError) as told:
+            getattr(cls("cpu", **recorded), call)()
+        return str(told.value)
+
+    assert missed(ampwatch.GradScaler, recorder=MemoryRecorder()) == missed(torch.amp.GradScaler)
+
+
 @pytest.mark.parametrize("wrong", [{"device": None}, {"device": "nonsense"}, {"nonsense": 1}])
 def test_wrong_arguments_of_the_class(wrong, monkeypatch):
     """What torch raises later, if at all."""
