@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--monitors", nargs="+", choices=MONITORS, default=list(MONITORS))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, server_process(folder) as (url, token):
-        environ = os.environ | {"AMPWATCH_SERVER": url, "AMPWATCH_TOKEN": token}
+        environ = os.environ | {"AMPWATCH_SERVER": url, "AMPWATCH_TOKEN": token, "AMPWATCH_STRICT": "1"}
         interpreters = {name: interpreter_for(name, Path(folder)) for name in given.monitors}
         jobs = [Running(name, python, environ) for name, python in interpreters.items()]
         measure(jobs, given.minutes)
