@@ -17,7 +17,7 @@ leave no trace in the histogram. The estimate is then a lower bound, `n_zero` an
 from __future__ import annotations
 
 from functools import cache
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ NEAR_BINS: Final = 10  # binades above the limit that must hold …
 NEAR_SHARE: Final = 1e-3  # … this share of the elements, or next to nothing (6e-4 at most) can lie below it
 _FINE: Final = np.arange(-60.0, 17.0, 0.125)  # log2 grid of the fitted densities
 _CHUNK: Final = 256
+_PART: Final = 60  # shapes that are made at once
 
 Reals = npt.NDArray[np.float64]
 
@@ -121,7 +122,7 @@ def share_at(shape: npt.NDArray[np.int64], raise_log2: float) -> Reals:
     """
     shapes = _shapes()
     column = np.searchsorted(_FINE, LIMIT_LOG2 - raise_log2) - 1
-    return np.where(shape >= 0, shapes.cumulative[shape, max(int(column), 0)], 0.0)
+    return np.where(shape >= 0, shapes.lost_at[shape, max(int(column), 0)].astype(np.float64), 0.0)
 
 
 class _Shapes(NamedTuple):
@@ -130,17 +131,25 @@ class _Shapes(NamedTuple):
     log_visible: npt.NDArray[np.float32]  # (visible bins, shapes)
     odds: Reals  # (shapes,) lost elements for each visible one, ascending
     square: Reals  # (shapes,) mean of s² over the lost elements
-    cumulative: Reals  # (shapes, fine grid)
+    lost_at: npt.NDArray[np.float32]  # (shapes, fine grid below the limit) lost at a limit there
 
 
 @cache
 def _shapes() -> _Shapes:
-    mode, left, right = (
-        a.reshape(-1, 1)
-        for a in np.meshgrid(
-            np.arange(-45.0, 8.0, 0.5), [0.15, 0.25, 0.35, 0.5, 0.7, 1.0], [0.15, 0.25, 0.4, 0.7, 1.2]
-        )
+    axes = np.meshgrid(
+        np.arange(-45.0, 8.0, 0.5), [0.15, 0.25, 0.35, 0.5, 0.7, 1.0], [0.15, 0.25, 0.4, 0.7, 1.2]
     )
+    grid = np.stack([axis.ravel() for axis in axes])
+    # In parts, as the whole would leave 60 MiB of temporaries with the training process.
+    parts = [_shapes_of(*grid[:, start : start + _PART]) for start in range(0, grid.shape[1], _PART)]
+    log_visible, odds, square, lost_at = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(odds, kind="stable")
+    return _Shapes(np.ascontiguousarray(log_visible[order].T), odds[order], square[order], lost_at[order])
+
+
+def _shapes_of(mode: Reals, left: Reals, right: Reals) -> tuple[npt.NDArray[Any], ...]:
+    """What `_Shapes` holds of some of the grid, one row each, in its order."""
+    mode, left, right = mode[:, None], left[:, None], right[:, None]
     t = np.log(2) * (_FINE - mode)
     with np.errstate(over="ignore"):
         log_density = left * t - left / right * np.exp(right * t)
@@ -152,11 +161,11 @@ def _shapes() -> _Shapes:
     lost = at_edges[:, 0]
     visible = np.clip(np.diff(at_edges, axis=1), 1e-12, None)
     below = _FINE <= LIMIT_LOG2
-    squares = (density[:, below] * 4.0 ** _FINE[below]).sum(axis=1) / np.clip(lost, 1e-12, None)
-    log_visible = np.log(visible / visible.sum(axis=1, keepdims=True)).astype(np.float32)
+    square = (density[:, below] * 4.0 ** _FINE[below]).sum(axis=1) / np.clip(lost, 1e-12, None)
+    log_visible = np.log(visible / visible.sum(axis=1, keepdims=True))
     odds = lost / np.clip(1 - lost, 1e-12, None)
-    order = np.argsort(odds, kind="stable")
-    return _Shapes(np.ascontiguousarray(log_visible[order].T), odds[order], squares[order], cumulative[order])
+    lost_at = cumulative[:, : np.searchsorted(_FINE, LIMIT_LOG2)]
+    return log_visible.astype(np.float32), odds, square, lost_at.astype(np.float32)
 
 
 def _true_edges() -> Reals:
