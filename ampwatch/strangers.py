@@ -11,16 +11,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from .hooks import Hook
+from .steps import listen, listen_no_more
 
 CLEARED_AFTER: Final = 4  # steps of a suspect without a scaled gradient
 
@@ -57,8 +57,7 @@ class Strangers:
 
     def scaled(self, losses: Iterable[Tensor]) -> None:
         """These losses have been scaled."""
-        _ALIVE.add(self)
-        _watch_every_step()
+        listen(self)
         if self._suspects:
             hook = Hook("scaler.strange_backward", partial(_begun, weakref.ref(self)))
             for loss in losses:
@@ -72,7 +71,7 @@ class Strangers:
 
     def close(self) -> None:
         """Take every hook off."""
-        _ALIVE.discard(self)
+        listen_no_more(self)
         self._suspects.clear()
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -117,20 +116,6 @@ class Strangers:
         hook = Hook("scaler.strange_gradient", partial(_accumulated, weakref.ref(self), weakref.ref(suspect)))
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
         weakref.finalize(suspect, handle.remove)  # when it is let go, or its optimizer is gone
-
-
-_ALIVE: Final[weakref.WeakSet[Strangers]] = weakref.WeakSet()
-
-
-@cache
-def _watch_every_step() -> None:
-    """One hook for the process, which stays: torch iterates over these hooks, and the collector may end a watch in one."""
-    register_optimizer_step_post_hook(Hook("scaler.strange_step", _stepped))
-
-
-def _stepped(optimizer: Optimizer, *_: object) -> None:
-    for strangers in list(_ALIVE):
-        strangers.stepped(optimizer)
 
 
 def _begun(strangers: weakref.ref[Strangers], *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Lasting hooks of a watch: on the optimizers it has seen, and on one parameter of each."""
+"""What a watch hears of lastingly: the steps of the optimizers it has seen, and, by hooks, one parameter of each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from .hooks import Hook, is_plain, local
+from .steps import listen, listen_no_more
 
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
 
@@ -37,6 +38,7 @@ class Tripwires:
         self._watcher = weakref.ref(watcher)
         self._handles: list[RemovableHandle] = []
         self._indices: dict[int, int] = {}  # by identity, by which torch keeps its own state of an optimizer
+        self._stepping: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._counted: set[int] = set()
 
     def knows(self, index: int) -> bool:
@@ -50,9 +52,17 @@ class Tripwires:
     def on_step(self, index: int, optimizer: Optimizer) -> None:
         """Watch the steps of an optimizer."""
         self._indices[id(optimizer)] = index
-        if hasattr(optimizer, "_optimizer_step_post_hooks"):  # an imitation, or a wrapper, has none
-            hook = Hook("scaler.stepped", partial(_stepped, self._watcher, index))
-            self._handles.append(optimizer.register_step_post_hook(hook))
+        # Of a wrapper that hands everything on, what steps is inside; an imitation has no hooks for its steps.
+        its = getattr(getattr(optimizer, "register_step_post_hook", None), "__self__", None)
+        if its is not None:
+            self._stepping[its] = index
+            listen(self)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Any optimizer of the process has stepped."""
+        watcher, index = self._watcher(), self._stepping.get(optimizer)
+        if watcher is not None and index is not None:
+            watcher.stepped(index, optimizer)
 
     def on_accumulation(self, index: int, optimizer: Optimizer, parameter: Tensor) -> None:
         """Count the accumulations into this parameter, which is one of the optimizer's."""
@@ -70,7 +80,8 @@ class Tripwires:
         self._handles.append(model.register_forward_hook(Hook("optimizer.forward", see)))
 
     def close(self) -> None:
-        """Take every hook off."""
+        """Take every hook off, and hear of no step."""
+        listen_no_more(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -107,12 +118,6 @@ def residue_of(parameter: Tensor) -> Tensor | None:
         return None
     with torch.no_grad():
         return grad.flatten()[:RESIDUE].ne(0).any().to(torch.float64)
-
-
-def _stepped(watcher: weakref.ref[Watcher], index: int, optimizer: Optimizer, *_: object) -> None:
-    alive = watcher()
-    if alive is not None:
-        alive.stepped(index, optimizer)
 
 
 def _held_by(optimizer: weakref.ref[Optimizer], key: int) -> Tensor | None:

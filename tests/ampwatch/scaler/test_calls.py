@@ -82,6 +82,23 @@ def test_a_step_outside_the_scaler_is_told(recorder):
     assert faults_of(recorder) == [("step_outside_scaler", 0, False)]
 
 
+def test_a_step_of_the_optimizer_in_a_wrapper_that_hands_everything_on_is_told(recorder):
+    class Wrapper:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+    wrapper = Wrapper(optimizer)
+    attempt(scaler, model, wrapper)
+    scaler.scale(model(torch.ones(2))).backward()
+    optimizer.step()
+    assert faults_of(recorder) == [("step_outside_scaler", 0, False)]
+
+
 @pytest.mark.parametrize("after", ["scale", "unscale_", "step"])
 def test_an_exception_of_the_user_ends_no_recording(recorder, after):
     """A loop that goes on with the next batch: what torch makes of the calls since, it makes of ours."""

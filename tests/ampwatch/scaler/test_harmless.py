@@ -212,4 +212,5 @@ def test_a_part_of_a_watch_that_cannot_be_closed_is_counted_and_keeps_none_of_th
     del scaler
     gc.collect()
     assert failures["watch.close"] > before
-    assert not optimizer._optimizer_step_post_hooks
+    hooks = model[0].weight._post_accumulate_grad_hooks.values()
+    assert "scaler.accumulated" not in [hook._guard._where for hook in hooks]
