@@ -10,7 +10,7 @@ import threading
 import time
 
 import numpy as np
-from conftest import settled
+from sites import settled
 
 from ampwatch import spool
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from conftest import settled, stored
 from proxy import Proxy
+from sites import settled, stored
 
 from ampwatch import records, spool
 from ampwatch.recorder import Harvest, Recorder

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from conftest import Watch, post
+from pages import Watch, post
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from recorded_runs import failing
 

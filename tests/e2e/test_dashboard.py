@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import post
+from pages import post
 from playwright.sync_api import Page, expect
 from recorded_runs import failing, healthy
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import PATIENCE_MS, Watch
+from pages import PATIENCE_MS, Watch
 from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.browser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import post
+from pages import post
 from playwright.sync_api import BrowserContext, Page, expect
 from recorded_runs import failing, healthy
 
