@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .diagnosis.findings import Finding, Verdict
 
 PREFIX: Final = "ampwatch: "
-SHARE: Final = 0.001  # of one core, for judging while nothing is skipped
-SHARE_SKIPPING: Final = 0.025  # and while steps are
+SHARE: Final = 0.001  # of one core, for judging while all goes well
+SHARE_IN_TROUBLE: Final = 0.025  # and while steps are skipped, or losses are not finite
 _NO_BREAK: Final = "\u00a0"  # a space inside a command, which is copied whole
 _COLOURS: Final = {"healthy": 32, "warning": 33, "failing": 31, "fatal": 31}  # green, yellow, red
 
@@ -67,8 +67,8 @@ class JobLog:
     """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
 
     Judging costs CPU time that training may want, and that grows with the model: it waits until what it took last
-    time is `SHARE` of the time since, or `SHARE_SKIPPING` where steps are skipped. Without anybody to tell, nothing
-    is diagnosed. A diagnosis that fails is given up, and recording goes on.
+    time is `SHARE` of the time since, or `SHARE_IN_TROUBLE` where that is. Without anybody to tell, nothing is
+    diagnosed. A diagnosis that fails is given up, and recording goes on.
 
     Arguments:
         speaks: whether anything is said; of several ranks one is enough.
@@ -82,7 +82,7 @@ class JobLog:
         self._speaks, self._listeners = speaks, listeners
         self._diagnosis = Diagnosis()
         self._failed = False
-        self._is_skipping = False  # since it was last judged
+        self._is_in_trouble = False  # since it was last judged
         self._judged, self._took = -math.inf, 0.0  # when, on the monotonic clock, and the CPU seconds of it
         self._told: set[str] = set()
         self._losses = _Ends()
@@ -99,7 +99,7 @@ class JobLog:
         self.counts["attempts"] += rows
         self.counts["taken"] += int(taken.sum())
         self.counts["skipped"] += int(skipped.sum())
-        self._is_skipping |= bool(skipped.any())
+        self._is_in_trouble |= bool(skipped.any()) or _has_broken_loss(table)
         self._losses.add(table.get("loss"))
         self._times.add(table.get("time"))
 
@@ -146,14 +146,14 @@ class JobLog:
         return new
 
     def _is_time(self) -> bool:
-        share = SHARE_SKIPPING if self._is_skipping else SHARE
+        share = SHARE_IN_TROUBLE if self._is_in_trouble else SHARE
         return time.monotonic() - self._judged >= self._took / share
 
     def _findings(self) -> list[Finding]:
         began, is_first = time.thread_time(), self._judged == -math.inf
         found = self._diagnosis.findings()
         self._took = 0.0 if is_first else time.thread_time() - began  # the first imports, and makes tables
-        self._judged, self._is_skipping = time.monotonic(), False
+        self._judged, self._is_in_trouble = time.monotonic(), False
         return found
 
     def _lines(self, place: Place) -> tuple[str, str, str, str]:
@@ -211,6 +211,12 @@ def after_word(verdict: Verdict) -> str:
     """The sentence of a verdict without its word, where it begins with it: for a line that says the word itself."""
     word = f"{verdict.word}: "
     return verdict.sentence[len(word) :] if verdict.sentence.lower().startswith(word) else verdict.sentence
+
+
+def _has_broken_loss(table: Table) -> bool:
+    from .diagnosis.rows import are_nonfinite  # with the engine, by `JobLog`
+
+    return "loss" in table and bool(are_nonfinite(np.asarray(table["loss"], dtype=np.float64)).any())
 
 
 def _integers(table: Table, name: str, rows: int) -> npt.NDArray[np.int64]:

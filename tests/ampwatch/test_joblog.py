@@ -181,9 +181,9 @@ def judged(monkeypatch):
     findings = log._diagnosis.findings
     monkeypatch.setattr(log._diagnosis, "findings", lambda: [counted.append(clock.now), *findings()][1:])
 
-    def at(seconds, skipped=0, final=False):
+    def at(seconds, skipped=0, final=False, **columns):
         clock.now += seconds
-        log.count(table(10, broken=skipped))
+        log.count(table(10, broken=skipped, **columns))
         log.add([], lambda *_: None, final=final)
         return len(counted)
 
@@ -195,11 +195,12 @@ def test_judging_waits_until_it_is_a_small_share_of_the_time(judged):
     assert [judged(0.01 / joblog.SHARE - 1), judged(1.1)] == [2, 3]
 
 
-def test_judging_is_more_frequent_while_steps_are_skipped_and_never_left_out_at_the_end(judged):
+@pytest.mark.parametrize("trouble", [{"skipped": 2}, {"loss": np.full(10, np.inf)}])
+def test_judging_is_more_frequent_in_trouble_and_never_left_out_at_the_end(judged, trouble):
     assert [judged(0), judged(0)] == [1, 2]
     assert [
-        judged(0.5 * 0.01 / joblog.SHARE_SKIPPING, skipped=2),
-        judged(0.6 * 0.01 / joblog.SHARE_SKIPPING),
+        judged(0.5 * 0.01 / joblog.SHARE_IN_TROUBLE, **trouble),
+        judged(0.6 * 0.01 / joblog.SHARE_IN_TROUBLE),
     ] == [2, 3]
     assert [judged(0), judged(0, final=True)] == [3, 4]
 
