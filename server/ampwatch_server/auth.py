@@ -66,6 +66,7 @@ class Auth:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database, self._settings = database, settings
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # held while the database is asked; who knows enough goes past it
         self._grants: list[Grant] = []
         self._read_at = float("-inf")
         self._used: dict[tuple[int, str], float] = {}
@@ -121,14 +122,20 @@ class Auth:
         """What a value stands for; None where it is none of this kind, or has expired. Constant in time."""
         given = _hash(value)
         found = _match(self._known(_CACHE_S), given, kind) or _match(self._known(_MISS_S), given, kind)
-        if found is None or (found.expires is not None and found.expires < self._settings.clock()):
-            return None
-        return found
+        return None if found is None or self._is_over(found) else found
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether what is known is believed without asking the database."""
+        return time.monotonic() - self._read_at <= _CACHE_S
 
     def knows(self, value: str | None) -> bool:
         """Whether `find` would find a token without asking the database."""
-        fresh = time.monotonic() - self._read_at <= _CACHE_S
-        return fresh and value is not None and _match(self._grants, _hash(value), "token") is not None
+        return self.is_fresh and value is not None and _match(self._grants, _hash(value), "token") is not None
+
+    def holds(self, grant: Grant) -> bool:
+        """Whether a grant that was found still stands: it was not revoked, and has not expired."""
+        return grant in self._known(_CACHE_S) and not self._is_over(grant)
 
     def redeem(self, code: str) -> str | None:
         """A session for a one-time link's code, which is spent by it; None where there is no such link."""
@@ -171,12 +178,16 @@ class Auth:
             self.note(connection, link.who, "open", "one-time link")
         return spent
 
+    def _is_over(self, grant: Grant) -> bool:
+        return grant.expires is not None and grant.expires < self._settings.clock()
+
     def _known(self, at_most_s: float) -> list[Grant]:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._read_at > at_most_s:
-                self._grants, self._read_at = self._load(), now
-            return self._grants
+        now = time.monotonic()
+        if now - self._read_at > at_most_s:
+            with self._reading:
+                if now - self._read_at > at_most_s:  # nobody has read them meanwhile
+                    self._grants, self._read_at = self._load(), now
+        return self._grants
 
     def _load(self) -> list[Grant]:
         row = t.tokens.c
@@ -189,7 +200,7 @@ class Auth:
 
     def forget(self) -> None:
         """Read the tokens anew at the next question."""
-        with self._lock:
+        with self._reading:
             self._read_at = float("-inf")
 
 

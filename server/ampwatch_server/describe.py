@@ -48,13 +48,14 @@ def insert_events(connection: Connection, producer_id: int, batch: Batch, now: f
 
 
 def describe_run(connection: Connection, run: str, *, caught_up: bool) -> bool:
-    """Whether a run has ended. Takes project, name and tags of a run from its first description (lowest rank, then earliest), its start and end.
+    """Take project, name and tags of a run from its first description (lowest rank, then earliest), its start and end.
 
     A run began when a process first said so, which for a folder that is read long afterwards is not when it was read;
     but never after its first record came, whatever the clock of that process showed.
 
     Arguments:
         caught_up: everything that was received has been diagnosed.
+    Returns: whether it has ended.
     """
     query = (
         sa.select(t.events.c.body)

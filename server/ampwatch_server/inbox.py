@@ -149,14 +149,17 @@ def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
 
 
 def _store(connection: Connection, group: list[_Waiting]) -> _Outcomes:
+    producers = _producers(connection, group)
+    begun = [w for w in group if w.batch.producer not in producers]
+    _insert_runs(connection, begun)
     owners = _owners(connection, group)
-    admitted = [w for w in group if w.project in (None, owners.get(w.batch.run))]
-    producers = _register(connection, admitted, owners)
+    admitted = [w for w in group if _may_send(w, owners)]
+    producers |= _register(connection, [w for w in begun if _may_send(w, owners)])
     digests = _digests(connection, admitted, producers)
     outcomes: list[Outcome] = []
     new: list[tuple[_Producer, _Waiting]] = []
     for waiting in group:
-        if waiting.project not in (None, owners.get(waiting.batch.run)):
+        if not _may_send(waiting, owners):
             told = (
                 f"run {waiting.batch.run} is not one of project {waiting.project!r}, which this token is for"
             )
@@ -177,6 +180,10 @@ def _store(connection: Connection, group: list[_Waiting]) -> _Outcomes:
     return _Outcomes(outcomes, keys)
 
 
+def _may_send(waiting: _Waiting, owners: Mapping[str, str]) -> bool:
+    return waiting.project in (None, owners.get(waiting.batch.run))
+
+
 def _judge(producer: _Producer, batch: Batch, digests: dict[tuple[int, int], bytes]) -> Stored | Conflict:
     if (producer.run, producer.rank) != (batch.run, batch.rank):
         return Conflict(
@@ -195,31 +202,27 @@ def _judge(producer: _Producer, batch: Batch, digests: dict[tuple[int, int], byt
 
 
 def _owners(connection: Connection, group: list[_Waiting]) -> dict[str, str]:
-    """The projects of the runs of a group, of new ones that of whoever sends first; not asked for where no token has one."""
+    """The projects of the runs of a group, as they are stored; not asked for where no token has one.
+
+    Of a run that two servers insert at once it is known only now whose it has become.
+    """
     if all(w.project is None for w in group):
         return {}
-    names = sorted({w.batch.run for w in group})
     owners: dict[str, str] = {}
-    for some in _slices(names):
+    for some in _slices(sorted({w.batch.run for w in group})):
         query = sa.select(t.runs.c.run, t.runs.c.project).where(t.runs.c.run.in_(some))
         owners |= {row.run: row.project for row in connection.execute(query)}
-    for waiting in group:
-        owners.setdefault(waiting.batch.run, waiting.project or "")
     return owners
 
 
-def _register(
-    connection: Connection, group: list[_Waiting], owners: Mapping[str, str]
-) -> dict[str, _Producer]:
-    """Rows of every producer of the group, made where there were none, and locked until the commit."""
-    found = _producers(connection, group)
-    unknown = {w.batch.producer: w for w in reversed(group) if w.batch.producer not in found}
-    if unknown:
-        _insert_runs(connection, unknown.values(), owners)
-        rows = [_new_producer(w) for _, w in sorted(unknown.items())]
-        connection.execute(upsert(connection, t.producers).on_conflict_do_nothing(), rows)
-        found = _producers(connection, group)
-    return found
+def _register(connection: Connection, begun: list[_Waiting]) -> dict[str, _Producer]:
+    """Rows of producers, made where another server has not, and locked until the commit."""
+    first = {w.batch.producer: w for w in reversed(begun)}
+    if not first:
+        return {}
+    rows = [_new_producer(w) for _, w in sorted(first.items())]
+    connection.execute(upsert(connection, t.producers).on_conflict_do_nothing(), rows)
+    return _producers(connection, begun)
 
 
 def _producers(connection: Connection, group: list[_Waiting]) -> dict[str, _Producer]:
@@ -238,9 +241,12 @@ def _new_producer(waiting: _Waiting) -> dict[str, Any]:
     return header | counts | seen | {"last_seq": -1, "finished": False, "host": "", "device": ""}
 
 
-def _insert_runs(connection: Connection, unknown: Iterable[_Waiting], owners: Mapping[str, str]) -> None:
-    first = {w.batch.run: w.time for w in unknown}
-    runs = [_new_run(run, time, owners.get(run, "")) for run, time in sorted(first.items())]
+def _insert_runs(connection: Connection, begun: list[_Waiting]) -> None:
+    """Rows of the runs that are new, each for the project of who sends first."""
+    first = sorted({w.batch.run: w for w in reversed(begun)}.items())
+    if not first:
+        return
+    runs = [_new_run(run, w.time, w.project or "") for run, w in first]
     connection.execute(upsert(connection, t.runs).on_conflict_do_nothing(), runs)
     states = [
         {
@@ -248,11 +254,11 @@ def _insert_runs(connection: Connection, unknown: Iterable[_Waiting], owners: Ma
             "holder": "",
             "lease_until": 0.0,
             "revision": 0,
-            "changed": time,
+            "changed": w.time,
             "summary": _EMPTY_MAP,
             "verdict": _EMPTY_MAP,
         }
-        for run, time in sorted(first.items())
+        for run, w in first
     ]
     connection.execute(upsert(connection, t.run_state).on_conflict_do_nothing(), states)
 

@@ -18,7 +18,7 @@ from .db import Database, upsert
 from .diagnoser import Engine
 from .follow import Follower
 from .inbox import Inbox
-from .live import Hub, News
+from .live import SKEW_S, Hub, News
 from .metrics import Labels, Metrics, gauges
 from .rates import Rates
 from .recordings import Recordings
@@ -33,8 +33,6 @@ CALM_S: Final = (10.0, 20.0)
 YOUNG_S: Final = 120.0
 MOOD_S: Final = 1.0
 MOODS: Final = 10_000
-
-
 WATCH_TOLD_S: Final = 5.0
 WATCH_S: Final = 15.0  # how long the other servers believe that a run is watched
 
@@ -112,7 +110,7 @@ class Service:
         """When a client should send again."""
         state = t.run_state.c
         watch, now = t.watches.c, self.settings.clock()
-        watched = sa.exists().where(watch.run.in_((run, "")), watch.until.between(now, now + WATCH_S))
+        watched = sa.exists().where(watch.run.in_((run, "")), watch.until.between(*_believed(now)))
         query = sa.select(t.runs.c.started, state.verdict, watched.label("watched"))
         query = query.join(t.run_state, state.run == t.runs.c.run)
         with self.database.read() as connection:
@@ -162,10 +160,12 @@ class Service:
 
 
 def _note_watches(connection: Connection, rows: list[dict[str, Any]], now: float) -> None:
-    over = sa.or_(
-        t.watches.c.until < now, t.watches.c.until > now + WATCH_S
-    )  # or from before the clock was set back
-    connection.execute(t.watches.delete().where(over))
+    connection.execute(t.watches.delete().where(sa.not_(t.watches.c.until.between(*_believed(now)))))
     statement = upsert(connection, t.watches)
     again = statement.on_conflict_do_update(index_elements=["run"], set_={"until": statement.excluded.until})
     connection.execute(again, rows)
+
+
+def _believed(now: float) -> tuple[float, float]:
+    """Between which moments a watch may end: not over, nor from before the clock was set back; by another's clock."""
+    return now - SKEW_S, now + WATCH_S + SKEW_S

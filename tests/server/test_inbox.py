@@ -9,9 +9,10 @@ import sent
 import sqlalchemy as sa
 
 from ampwatch_server import tables as t
-from ampwatch_server.inbox import Conflict, Inbox, Overloaded, Stored
+from ampwatch_server.inbox import Conflict, Inbox, OtherProject, Overloaded, Stored, _new_run
 from ampwatch_server.limits import check
 from ampwatch_server.service import Service
+from ampwatch_server.settings import Settings
 from ampwatch_server.store.runs import get_run
 from ampwatch_server.store.tail import Key
 
@@ -125,3 +126,49 @@ def test_a_table_without_rows_is_stored_and_folded(service: Service) -> None:
     with service.database.read() as connection:
         assert connection.execute(sa.select(t.inbox)).all() == []
     assert producer(service)["attempts"] == 0
+
+
+def test_of_a_run_that_is_sent_first_by_tokens_of_two_projects_the_first_decides(service: Service) -> None:
+    batches = [sent.attempts(0, 5, 0), sent.attempts(0, 5, 0, producer=sent.Q, rank=1)]
+    futures = []
+
+    def both(_: sa.Connection) -> None:  # while it runs they wait, and share a commit
+        for batch, project in zip(batches, ("vision", "language"), strict=True):
+            futures.append(service.inbox.append(batch, check(batch), project=project))
+
+    service.database.write(both)
+    assert futures[0].result() == Stored(new=True)
+    with pytest.raises(OtherProject, match="run r is not one of project 'language'"):
+        futures[1].result()
+    with service.database.read() as connection:
+        assert connection.execute(sa.select(t.runs.c.project, t.runs.c.bound)).all() == [("vision", True)]
+        assert connection.scalars(sa.select(t.producers.c.producer)).all() == [sent.P]
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
+def test_a_run_that_another_server_is_making_for_another_project_is_not_sent_to(
+    service: Service, database: str
+) -> None:
+    other = Service(Settings(database), sent.NoDiagnosis)
+    made, go_on = threading.Event(), threading.Event()
+
+    def make(connection: sa.Connection) -> None:
+        connection.execute(t.runs.insert().values(_new_run("r", 1.0, "language")))
+        made.set()
+        assert go_on.wait(60)
+
+    def is_waited_for() -> bool:
+        with other.database.read() as connection:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
+            return bool(connection.exec_driver_sql(waiting).scalar())
+
+    making = other.database.submit(make)
+    assert made.wait(60)
+    batch = sent.attempts(0, 5)
+    sending = service.inbox.append(batch, check(batch), project="vision")
+    sent.until(is_waited_for)
+    go_on.set()
+    making.result()
+    with pytest.raises(OtherProject):
+        sending.result()
+    other.database.close()

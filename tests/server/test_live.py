@@ -10,10 +10,11 @@ import pytest
 import sent
 
 from ampwatch.records import Event
-from ampwatch_server.live import is_news
+from ampwatch_server.live import SKEW_S, is_news
 from ampwatch_server.serve import running
-from ampwatch_server.service import Service
+from ampwatch_server.service import CALM_S, SOON_S, WATCH_S, Service, _note_watches
 from ampwatch_server.settings import Settings
+from ampwatch_server.store.runs import news_now
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, object]]:
@@ -57,6 +58,45 @@ def test_clients_come_soon_to_every_server_while_one_shows_their_run(
         with client.stream("GET", path):
             assert sent.until(lambda: other.look_up_wait_s("r") == 1.0)
     other.database.close()
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(client: httpx.Client) -> None:
+    made = client.post("/v1/tokens", json={"name": "short", "scopes": ["read"]}).json()
+    (mine,) = (token["id"] for token in client.get("/v1/tokens").json()["items"] if token["name"] == "short")
+    sent.send(client, sent.attempts(0, 3, 0))
+    sent.until(lambda: client.get("/v1/runs/r").json()["attempts"] == 3)
+    bearer = {"Authorization": f"Bearer {made['token']}"}
+    with client.stream("GET", "/v1/live", headers=bearer) as response:
+        told = events(response)
+        assert next(told)["attempts"] == 3
+        client.delete(f"/v1/tokens/{mine}")
+        sent.send(client, sent.attempts(3, 5, 1))
+        assert list(told) == []
+
+
+def test_who_may_see_one_project_is_told_first_of_its_runs_however_many_others_there_are(
+    service: Service, clock: list[float]
+) -> None:
+    for run, producer, project in (("r", sent.P, "vision"), ("other", sent.Q, "language")):
+        told = Event("run", 1.0, data={"project": project})
+        sent.store(service, sent.events(told, run=run, producer=producer))
+        clock[0] += 1
+    with service.database.read() as connection:
+        found, _ = news_now(connection, service.settings, None, 1, only="vision")
+    assert [state["run"] for _, state in found] == ["r"]
+
+
+def test_a_watch_is_believed_by_servers_whose_clocks_are_behind_and_ends_by_their_own(
+    service: Service, clock: list[float]
+) -> None:
+    sent.store(service, sent.events(Event("run", 1.0)), sent.attempts(0, 3, 1))
+    ahead = clock[0] + SKEW_S - 1
+    for run in ("r", "other"):  # the second does not end the first
+        rows = [{"run": run, "until": ahead + WATCH_S}]
+        service.database.write(lambda connection, rows=rows: _note_watches(connection, rows, clock[0]))
+    assert service.look_up_wait_s("r") == SOON_S
+    clock[0] += WATCH_S + 2 * SKEW_S
+    assert service.look_up_wait_s("r") >= CALM_S[0]
 
 
 def test_a_cursor_leaves_out_what_was_seen(client: httpx.Client) -> None:

@@ -11,12 +11,13 @@ from fastapi import APIRouter, Depends, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from ampwatch.records import RUN_ID
-from ampwatch_server.auth import Grant
+from ampwatch_server.auth import Auth, Grant
 from ampwatch_server.live import News, is_news
 from ampwatch_server.problems import Problem
 from ampwatch_server.service import Service
 from ampwatch_server.store.processes import not_found, require_run
 from ampwatch_server.store.runs import news_now
+from ampwatch_server.writer import Unavailable
 
 from .common import ServiceOf, problems, require
 
@@ -41,7 +42,7 @@ async def live(
     cursor: Annotated[str | None, Query(description="JSON: producer → sequence number seen")] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """`event: run` for every run, or for one, when it has changed; a comment every 15 s. Never ends by itself.
+    """`event: run` for every run, or for one, when it has changed; a comment every 15 s. Ends when its token does.
 
     `cursor`, or the Last-Event-ID that a browser sends when it connects again, leaves out what was seen.
     """
@@ -50,27 +51,37 @@ async def live(
         await run_sync(_require, service, run, grant.project)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(
-        _events(service, run, seen, grant.project), headers=headers, media_type="text/event-stream"
+        _events(service, run, seen, grant), headers=headers, media_type="text/event-stream"
     )
 
 
 async def _events(
-    service: Service, run: str | None, seen: dict[str, int], project: str | None
+    service: Service, run: str | None, seen: dict[str, int], grant: Grant
 ) -> AsyncIterator[bytes]:
     def now() -> News:
         with service.database.read() as connection:
-            states, since = news_now(connection, service.settings, run, TOLD_FIRST)
+            states, since = news_now(connection, service.settings, run, TOLD_FIRST, only=grant.project)
         return [(revision, state) for revision, state in states if is_news(state, seen)], since
 
     yield b": connected\n\n"
     async for state in service.hub.states(run, now):
+        if not await _stands(service.auth, grant):
+            return
         if state is None:
             yield b": still here\n\n"
             continue
-        if project not in (None, state["project"]):
+        if grant.project not in (None, state["project"]):
             continue
         cursor, data = msgspec.json.encode(state["cursor"]), msgspec.json.encode(state)
         yield b"id: %b\nevent: run\ndata: %b\n\n" % (cursor, data)
+
+
+async def _stands(auth: Auth, grant: Grant) -> bool:
+    """Whether who opened the stream may still read it. In this thread where the database need not be asked."""
+    try:
+        return auth.holds(grant) if auth.is_fresh else await run_sync(auth.holds, grant)
+    except Unavailable:  # then there is no news either
+        return True
 
 
 def _require(service: Service, run: str, project: str | None) -> None:

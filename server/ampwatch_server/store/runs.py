@@ -161,10 +161,15 @@ def _just_past(column: sa.ColumnElement[float], edge: float) -> sa.ColumnElement
     return column.between(edge - EDGE_S, edge)
 
 
-def news_now(connection: Connection, settings: Settings, run: str | None, limit: int) -> News:
-    """A run as it is now, or those seen last."""
+def news_now(
+    connection: Connection, settings: Settings, run: str | None, limit: int, *, only: str | None = None
+) -> News:
+    """A run as it is now, or those seen last; `only`: of this project."""
     query = _query(settings).order_by(t.runs.c.last_seen.desc()).limit(limit)
-    rows = connection.execute(query if run is None else query.where(t.runs.c.run == run)).all()
+    for column, wanted in ((t.runs.c.run, run), (t.runs.c.project, only)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    rows = connection.execute(query).all()
     latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar()
     return _news(connection, rows, latest or 0.0)
 
