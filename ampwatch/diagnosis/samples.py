@@ -7,6 +7,7 @@ alone, not on the order they came in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -116,6 +117,12 @@ def kept_of(attempts: set[int]) -> set[int]:
     for level in range(_LEVELS):
         kept.update(newest_first[newest_first % 2**level == 0][:NEWEST].tolist())
     return kept
+
+
+def kept_bytes(attempts: int, rows: int) -> int:
+    """What is kept of so many rows of sampled attempts, in bytes, about."""
+    kept = NEWEST * (1 + 0.5 * math.log2(max(1.0, attempts / NEWEST)))
+    return round(SAMPLE.itemsize * rows * min(1.0, kept / max(1, attempts)))
 
 
 def _reduce(table: Table) -> npt.NDArray[Any]:

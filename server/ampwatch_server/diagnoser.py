@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from ampwatch import records
 from ampwatch.diagnosis.findings import Finding, Verdict
-from ampwatch.diagnosis.samples import kept_of
+from ampwatch.diagnosis.samples import kept_bytes, kept_of
 from ampwatch.records import Batch, Event, Table
 
 from . import tables as t
@@ -30,7 +30,10 @@ from .store.tail import Key
 
 log = logging.getLogger(__name__)
 
-_KEPT_BYTES: Final = 1 << 30  # of attempts as they were sent, which an engine keeps in about as many
+KEPT_BYTES: Final = (
+    1 << 30
+)  # of all engines: attempts, in about as many as they were sent in; tensors' samples …
+ENGINE_BYTES: Final = 1 << 18  # … and the rest of each
 _REBUILT_SEQ: Final = 2**62  # batches made of chunks are numbered from here: no sender comes this far
 _EVENTS_A_BATCH: Final = 1000
 
@@ -60,11 +63,16 @@ class RunDiagnosis:
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
         self.given: set[Key] = set()
         self.counts = Counts()
-        self.size = 0  # bytes, about
+        self._attempts_bytes = self._sampled = self._rows = 0
         self.is_described = False  # what the run says of itself, or whether it is complete, may have changed
         self._engine: Engine | None = engine
         for batch in stored:
             self._add(batch)
+
+    @property
+    def size(self) -> int:
+        """What it holds, in bytes, about."""
+        return ENGINE_BYTES + self._attempts_bytes + kept_bytes(self._sampled, self._rows)
 
     def add(self, batches: dict[Key, Batch]) -> None:
         """Give the engine what it has not seen."""
@@ -87,12 +95,19 @@ class RunDiagnosis:
     def _add(self, batch: Batch) -> None:
         if self._engine is None:
             return
-        if batch.kind == "attempts":
-            self.size += len(batch.body)
         try:
+            self._measure(batch)
             self._engine.add(batch)
         except Exception:  # noqa: BLE001 - as above
             self._give_up()
+
+    def _measure(self, batch: Batch) -> None:
+        if batch.kind == "attempts":
+            self._attempts_bytes += len(batch.body)
+        elif batch.kind == "tensors":
+            attempts = batch.table(("attempt",))["attempt"]
+            self._sampled += len(np.unique(attempts))
+            self._rows += len(attempts)
 
     def _give_up(self) -> None:
         log.exception(
@@ -102,11 +117,18 @@ class RunDiagnosis:
 
 
 class Diagnoser:
-    """The diagnoses of the runs that this server holds a lease on, of those that grew last as many as have room."""
+    """The diagnoses of the runs that this server holds a lease on, of those that grew last as many as have room.
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+    Arguments:
+        engine: makes the diagnosis of a run.
+        most_bytes: room, about.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], most_bytes: int = KEPT_BYTES) -> None:
+        self._engine, self._most_bytes = engine, most_bytes
         self._runs: OrderedDict[str, RunDiagnosis] = OrderedDict()
+        self._sizes: dict[str, int] = {}  # as they were when each was last asked for
+        self._size = 0  # all of them
 
     def has(self, run: str) -> bool:
         """Whether a run need not be rebuilt."""
@@ -117,14 +139,17 @@ class Diagnoser:
         if run not in self._runs:
             self._runs[run] = RunDiagnosis(self._engine(), stored_batches(connection, run))
         self._runs.move_to_end(run)
-        size = sum(diagnosis.size for diagnosis in self._runs.values())
-        while size > _KEPT_BYTES and len(self._runs) > 1:
-            size -= self._runs.popitem(last=False)[1].size
+        size = self._runs[run].size
+        self._size += size - self._sizes.get(run, 0)
+        self._sizes[run] = size
+        while self._size > self._most_bytes and len(self._runs) > 1:
+            self.forget(next(iter(self._runs)))
         return self._runs[run]
 
     def forget(self, run: str) -> None:
-        """Drop a run: another server diagnoses it now, or it was deleted."""
-        self._runs.pop(run, None)
+        """Drop a run: another server diagnoses it now, it was deleted, or others need the room."""
+        if self._runs.pop(run, None) is not None:
+            self._size -= self._sizes.pop(run, 0)
 
 
 def replace_findings(connection: Connection, run: str, findings: list[Finding], verdict: Verdict) -> None:

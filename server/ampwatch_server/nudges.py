@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL
 
 from .db import Database
 
@@ -43,10 +42,10 @@ class Nudges:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, within `_WAIT_S`."""
+        """End the thread. One that waits for a database that does not answer is left to the end of the process."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(2 * _WAIT_S)
 
     def tell(self, run: str) -> None:
         """There is something new of a run. Not waited for."""
@@ -57,17 +56,16 @@ class Nudges:
     def _work(self) -> None:
         while not self._stop.is_set():
             try:
-                self._listen(self._database.url)
+                self._listen()
             except Exception as error:  # noqa: BLE001 - whatever the driver raises: the other way remains
                 log.warning("no news from other servers: %s; trying again", error)
                 self._stop.wait(_AGAIN_S)
 
-    def _listen(self, url: URL) -> None:
-        import psycopg
-
-        plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(plain, autocommit=True) as connection:
-            connection.execute(f"LISTEN {_CHANNEL}")
+    def _listen(self) -> None:
+        own = sa.create_engine(self._database.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+        with own.connect() as connection:
+            connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
+            driver: Any = connection.connection.driver_connection
             while not self._stop.is_set():
-                for notice in connection.notifies(timeout=_WAIT_S):
+                for notice in driver.notifies(timeout=_WAIT_S):
                     self._heard(notice.payload)

@@ -9,9 +9,9 @@ import pytest
 import sent
 
 from ampwatch.diagnosis.engine import Diagnosis
-from ampwatch.diagnosis.samples import kept_of
+from ampwatch.diagnosis.samples import SAMPLE, kept_bytes, kept_of
 from ampwatch.records import Batch, Event
-from ampwatch_server.diagnoser import stored_batches
+from ampwatch_server.diagnoser import ENGINE_BYTES, Diagnoser, stored_batches
 from ampwatch_server.fold import fold
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
@@ -67,6 +67,25 @@ def test_what_lies_in_chunks_is_given_back_as_it_was_sent(service: Service) -> N
         columns = {name: column.tolist() for name, column in batch.table().items()}
         given = {name: column.tolist() for name, column in back[batch.kind].table().items()}
         assert {name: given[name] for name in columns} == columns
+
+
+@pytest.mark.parametrize("count", [1, 32, 1000, 4000])
+def test_what_an_engine_keeps_of_tensors_is_about_known(count: int) -> None:
+    kept = len(kept_of(set(range(0, 25 * count, 25))))
+    assert kept_bytes(count, 3 * count) == pytest.approx(3 * kept * SAMPLE.itemsize, rel=0.1)
+
+
+def test_engines_are_kept_of_the_runs_that_grew_last_as_far_as_there_is_room(service: Service) -> None:
+    diagnoser = Diagnoser(sent.NoDiagnosis, most_bytes=3 * ENGINE_BYTES)
+    with service.database.read() as connection:
+        for run in "abcd":
+            diagnoser.of(connection, run)
+        assert [diagnoser.has(run) for run in "abcd"] == [False, True, True, True]
+        diagnoser.of(connection, "b").add({(1, 0): sent.attempts(0, 10_000, run="b")})
+        diagnoser.of(connection, "b")
+        assert [diagnoser.has(run) for run in "abcd"] == [False, True, False, False]
+        diagnoser.forget("b")
+        assert diagnoser.of(connection, "a").size == ENGINE_BYTES
 
 
 class Recording(sent.NoDiagnosis):

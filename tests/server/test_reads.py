@@ -144,6 +144,18 @@ def test_marks_and_heatmaps_are_found_where_their_process_stands(service: Servic
     assert [found["attempt"] for found in grid] == [[], [0, 4]]
 
 
+def test_long_descriptions_of_tensors_are_shown_and_not_kept_in_memory(service: Service) -> None:
+    described = [
+        {"id": i, "name": f"long {i}", "module": "x" * 10_000, "shape": [i], "numel": i} for i in range(3)
+    ]
+    sent.store(service, sent.events(Event("tensors", 1.0, data={"tensors": described})))
+    before = tensors._known_description.cache_info().currsize
+    with service.database.read() as connection:
+        found = tensors.list_tensors(connection, "r", cursor=None, limit=10)["items"]
+    assert [(each["module"], each["shape"]) for each in found] == [("x" * 10_000, [i]) for i in range(3)]
+    assert tensors._known_description.cache_info().currsize == before
+
+
 def test_heatmap_by_hand(service: Service) -> None:
     sent.store(
         service,

@@ -97,10 +97,12 @@ def test_a_server_is_started_again_on_a_database_that_a_newer_one_has_upgraded(
     service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.database.write(lambda c: c.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
+    service.database.write(lambda c: c.execute(t.formats.update().values(version=codec.CODEC + 1)))
     service.database.migrate()
     assert "was upgraded by a newer ampwatch; this one goes on with it" in caplog.text
-    sent.store(service, sent.attempts(0, 5))
-    assert sent.attempts_of(service, "r") == 5
+    sent.store(service, sent.attempts(0, 1500))
+    assert sent.attempts_of(service, "r") == 1500
+    assert codecs(service) == {codec.CODEC}
 
 
 def test_a_database_that_is_another_programs_says_so(service: Service) -> None:

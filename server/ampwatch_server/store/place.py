@@ -42,7 +42,7 @@ def write_parts(connection: Connection, data: Mapping[Window, bytes]) -> None:
 def _rows(connection: Connection, data: Mapping[Window, bytes]) -> list[dict[str, Any]]:
     """The rows of what `codec.encode` made, in the codec that every server on this database reads."""
     written = sa.select(formats.c.version).where(formats.c.name == "chunks")
-    version = connection.execute(written).scalar_one() if data else codec.CODEC
+    version = min(connection.execute(written).scalar_one(), codec.CODEC) if data else codec.CODEC
     if version < codec.CODEC:
         data = {window: codec.encode_first(codec.decode(each)) for window, each in data.items()}
     return [_key(window) | {"codec": version, "data": each} for window, each in data.items()]

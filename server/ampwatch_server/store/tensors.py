@@ -22,6 +22,9 @@ from .stats import STATS, Stat
 from .tail import TailReader
 
 _SAID_NOTHING: Final = pack({})
+_SHORT_BYTES: Final = (
+    1024  # of a description that is kept read: nearly all are shorter, and a client may send any
+)
 _NEVER: Final = np.iinfo(np.int64).max
 BINS_LOG2: Final = tuple(range(HIST_LOG2_MIN, HIST_LOG2_MIN + HIST_BINS))
 
@@ -180,9 +183,12 @@ def _tensor(row: Row[Any]) -> dict[str, Any]:
     return key | _description(row.body) | {"origin": row.origin}
 
 
-@lru_cache(maxsize=4096)
 def _description(body: bytes) -> dict[str, Any]:
     """What a client said of a tensor; None where it said nothing, or nothing of the right type. Not to be changed."""
+    return _known_description(body) if len(body) <= _SHORT_BYTES else _read_description(body)
+
+
+def _read_description(body: bytes) -> dict[str, Any]:
     given = unpack(body)
     found = {name: given.get(name) for name in ("module", "module_type", "dtype")}
     texts = {name: value if isinstance(value, str) else None for name, value in found.items()}
@@ -192,6 +198,9 @@ def _description(body: bytes) -> dict[str, Any]:
         name: given.get(name) if _is_whole(given.get(name)) else None for name in ("numel", "optimizer")
     }
     return texts | {"shape": shape if whole else None} | counts
+
+
+_known_description = lru_cache(maxsize=4096)(_read_description)
 
 
 def _is_whole(value: Any) -> bool:
