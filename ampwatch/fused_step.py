@@ -6,7 +6,7 @@ whether it is to. Of a few elements are compared, before and after a step: gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -72,6 +72,28 @@ class FusedStep:
         return [
             _part(state[name]) for state in states for name in MOMENTS if isinstance(state.get(name), Tensor)
         ]
+
+
+class FusedSteps:
+    """The first steps of each fused optimizer, of which one at a time is under way."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, int] = {}
+        self._under_way: FusedStep | None = None
+
+    def begin(
+        self, optimizer: Optimizer, index: int, scale: Callable[[], Tensor], *, is_unscaled: bool
+    ) -> None:
+        """An optimizer is about to step. Arguments: as of `FusedStep`; `scale` is only asked for where it is looked at."""
+        times = self._times.get(index, 0)
+        if getattr(optimizer, "_step_supports_amp_scaling", False) and times < STEPS:
+            self._times[index] = times + 1
+            self._under_way = FusedStep(optimizer, index, scale(), is_unscaled=is_unscaled)
+
+    def ended(self) -> FusedStep | None:
+        """The step that was under way, None where it is not looked at."""
+        step, self._under_way = self._under_way, None
+        return step
 
 
 def _with_gradients(optimizer: Optimizer) -> Iterator[Tensor]:

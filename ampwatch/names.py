@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from .hooks import is_plain
+
 Part = TypeVar("Part")
 
+FIRST: Final = 8  # weights by which it is known whether a model changes
 _OF_WRAPPERS: Final = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
 
 
@@ -38,12 +42,22 @@ class Models:
         self.model = weakly(model)
         self._until_met = model
         self._kept: weakref.WeakKeyDictionary[Optimizer, nn.Module] = weakref.WeakKeyDictionary()
+        self._versions: list[int] = []  # of its first weights, as they were when it was last asked
 
     def meet(self, optimizer: Optimizer) -> None:
         """The scaler has met an optimizer."""
         model, self._until_met = self.model(), None
         if model is not None:
             self._kept[optimizer] = model
+
+    def has_moved(self) -> bool | None:
+        """Whether one of its first weights was written to since this was asked before; None without a model."""
+        model = self.model()
+        if model is None:
+            return None
+        trained = (p for p in model.parameters() if p.requires_grad and is_plain(p))
+        before, self._versions = self._versions, [p._version for p in islice(trained, FIRST)]
+        return bool(before) and before != self._versions
 
 
 def modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from . import identity, internals
 from .escalation import Escalation
@@ -87,16 +88,20 @@ class Probes:
         """Keep what was seen elsewhere in this attempt."""
         self._keep(observation)
 
-    def unscaled_step(self, optimizer: int, numbered: Sequence[tuple[int, Tensor]], order: list[str]) -> None:
+    def unscaled_step(self, index: int, optimizer: Optimizer, born: Container[int], order: list[str]) -> None:
         """An optimizer has stepped with gradients of a loss that was never scaled; their format is looked at.
 
         Arguments:
-            numbered: those of its parameters whose gradients are known to be computed in float16 otherwise.
+            born: the tensors whose gradients are known to be computed in float16 otherwise.
             order: the calls up to it.
         """
-        looks = self._unscaled_looks.get(optimizer, 0)
-        if looks < UNSCALED_LOOKS and (seen := unscaled_step(optimizer, numbered, order)) is not None:
-            self._unscaled_looks[optimizer] = looks + 1
+        looks = self._unscaled_looks.get(index, 0)
+        if looks >= UNSCALED_LOOKS:
+            return
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        its = [numbered for numbered in self._numbered(parameters) if numbered[0] in born]
+        if (seen := unscaled_step(index, its, order)) is not None:
+            self._unscaled_looks[index] = looks + 1
             self._keep(seen)
 
     def collect(self, stream: int = -1) -> list[Observation]:

@@ -11,10 +11,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +22,9 @@ from torch.optim import Optimizer
 from . import coalescing, internals
 from .checks import wants_closure
 from .dispatch import Dispatch, close_with
-from .fused_step import STEPS, FusedStep
+from .fused_step import FusedSteps
 from .gradients import GradientList, Gradients
 from .guard import guard
-from .hooks import is_plain
 from .inspection import Inspection
 from .internals import Factors, Replicas, Scaler, UnscaleGrads
 from .measures import Measures, OptimizerGradients
@@ -41,8 +39,6 @@ from .strangers import Strangers
 from .tripwires import Tripwires
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
-
-FIRST: Final = 8  # parameters by which it is known whether weights change
 
 
 @dataclass
@@ -98,10 +94,8 @@ class Watch(Unwatched):
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
         self._stepping: int | None = None
-        self._fused: FusedStep | None = None  # the step under way, if it is looked at
-        self._looked_at: dict[int, int] = {}  # steps of fused optimizers
+        self._fused = FusedSteps()
         self._is_captured = False
-        self._versions: list[int] = []  # of the first weights, as they were when a loss was last scaled
         self._measured = Measures()
         close_with(self, recorder.fault, self._probes, self._tripwires, self._strangers, self._harvester)
 
@@ -185,11 +179,7 @@ class Watch(Unwatched):
         self._tell(self._protocol.step_outside(optimizer))
         if self._protocol.is_fed_unscaled(optimizer):
             born = self._harvester.origins.float16
-            numbered = (
-                (self._registry.tensor(p), p) for group in itself.param_groups for p in group["params"]
-            )
-            born_in_float16 = [(i, p) for i, p in numbered if i in born]
-            self._probes.unscaled_step(optimizer, born_in_float16, self._protocol.window.order)
+            self._probes.unscaled_step(optimizer, itself, born, self._protocol.window.order)
 
     def is_ours(self, optimizer: Optimizer) -> bool:
         """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of; or the run is over."""
@@ -223,20 +213,12 @@ class Watch(Unwatched):
             self._note_disabled(scaler, losses)
             return
         self.recorder.logbook.begin()
-        self._tell(self._protocol.scale(moved=self._has_moved() if self._protocol.only_scales else None))
+        moved = self._models.has_moved() if self._protocol.only_scales else None
+        self._tell(self._protocol.scale(moved=moved))
         self._strangers.scaled(losses)
         self._probes.forward_ended(losses)
         if losses:
             self._measured.losses.add(losses, internals.scale_of(scaler).device)
-
-    def _has_moved(self) -> bool | None:
-        """Whether a weight of the model was written to since the last call; None without a model."""
-        model = self.model
-        if model is None:
-            return None
-        trained = (p for p in model.parameters() if p.requires_grad and is_plain(p))
-        before, self._versions = self._versions, [p._version for p in islice(trained, FIRST)]
-        return bool(before) and before != self._versions
 
     def _note_disabled(self, scaler: Scaler, losses: Sequence[Tensor]) -> None:
         """A disabled scaler does nothing after this: say so, and which autocast it stands beside."""
@@ -259,7 +241,8 @@ class Watch(Unwatched):
         # Those that are not unscaled yet are looked at as torch's step() unscales them.
         if index in self._measured.gradients:
             self._inspect_gradients(index, optimizer)
-        self._look_at_step(scaler, index, optimizer)
+        is_unscaled = index in self._measured.gradients
+        self._fused.begin(optimizer, index, partial(internals.scale_of, scaler), is_unscaled=is_unscaled)
         self._measured.stepping(index, optimizer)
         return self._protocol.step(index, closure=closure, wanted=wants_closure(optimizer))
 
@@ -267,17 +250,9 @@ class Watch(Unwatched):
         if call is not None:
             self._tell(self._protocol.close(call, raised=raised))
 
-    def _look_at_step(self, scaler: Scaler, index: int, optimizer: Optimizer) -> None:
-        """The first steps of a fused optimizer are looked at: it skips and divides by itself."""
-        times = self._looked_at.get(index, 0)
-        if getattr(optimizer, "_step_supports_amp_scaling", False) and times < STEPS:
-            self._looked_at[index] = times + 1
-            scale, is_unscaled = internals.scale_of(scaler), index in self._measured.gradients
-            self._fused = FusedStep(optimizer, index, scale, is_unscaled=is_unscaled)
-
     def _close_step(self, scaler: Scaler, optimizer: Optimizer, call: Call | None, raised: bool) -> None:
         index, self._stepping = self._stepping, None
-        looked, self._fused = self._fused, None
+        looked = self._fused.ended()
         if looked is not None and not raised:
             self._probes.note(looked.ended(self._found_inf(scaler).get(looked.index)))
         self._close(call, raised)
@@ -422,10 +397,4 @@ class Watch(Unwatched):
 
     def _tell(self, faults: Iterable[CallFault]) -> None:
         for fault in faults:
-            self._dispatch.event(
-                "call_fault",
-                fault=fault.fault,
-                optimizer=fault.optimizer,
-                order=fault.order,
-                raised=fault.raised,
-            )
+            self._dispatch.event("call_fault", **asdict(fault))
