@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -62,6 +63,8 @@ def read_rows(path: Path) -> Read:
         rows = [_checked(*told, unread) for told in (_json(text, unread) if is_json else _csv(text))]
     except InvalidBatch as error:
         raise InvalidBatch(f"{path}, {error.field}", error.reason) from None
+    except (csv.Error, RecursionError) as error:
+        raise InvalidBatch("trace", f"{path} holds what is no row: {error}") from error
     if not rows:
         raise InvalidBatch("trace", f"{path} holds no row")
     return Read(_in_order(rows, unread), unread.notes())
@@ -138,7 +141,7 @@ def _check_names(names: Sequence[str]) -> None:
             )
 
 
-@cache  # rows have the same names, as a rule
+@lru_cache(maxsize=64)  # rows have the same names, as a rule
 def _columns(names: tuple[str, ...]) -> dict[str, str]:
     """What each name of a file means; a name of ours goes before an alias, and the first before the others."""
     plain = {name: _plain(name) for name in names if isinstance(name, str)}
@@ -186,7 +189,10 @@ def _checked(number: int, row: Mapping[str, Any], unread: _Unread) -> Row:
 def _number(cell: Any) -> float | None:
     """A number; None for what is empty or is none."""
     if isinstance(cell, bool | int | float):
-        return float(cell)
+        try:
+            return float(cell)
+        except OverflowError:  # an integer of JSON; written as a real it is read so too
+            return math.inf if cell > 0 else -math.inf
     if not isinstance(cell, str) or not cell.strip():
         return None
     word = cell.strip().lower()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,6 +184,26 @@ def test_a_line_that_is_no_attempt_is_named(tmp_path, line):
     (tmp_path / "t.jsonl").write_text('{"attempt": 0, "scale": 1}\n' + line + "\n")
     with pytest.raises(InvalidBatch, match="line 2"):
         diagnose(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.json", "[" * 100_000),
+        ("t.jsonl", '{"attempt": 0, "scale": ' + "[" * 100_000),
+        ("t.csv", "attempt,scale,note\n0,1," + "x" * 200_000),
+    ],
+)
+def test_what_no_reader_goes_through_is_told_as_that(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidBatch, match=re.escape(name)):
+        diagnose(tmp_path / name)
+
+
+def test_an_integer_beyond_the_reals_is_infinite(tmp_path):
+    (tmp_path / "t.jsonl").write_text(f'{{"attempt": 0, "scale": 1, "loss": {10**400}}}\n')
+    (batch,) = (batch for batch in read_trace(tmp_path / "t.jsonl").batches if batch.kind == "attempts")
+    assert batch.table()["loss"].tolist() == [math.inf]
 
 
 def test_a_policy_or_a_file_that_does_not_exist(tmp_path):
