@@ -146,3 +146,5 @@ class Leases:
                 self.renew()
             except Unavailable as error:
                 log.warning("leases could not be renewed: %s", error)
+            except Exception:
+                log.exception("leases could not be renewed; trying again")
