@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -125,10 +125,13 @@ def _naming(optimizer: Optimizer, index: int, names: Mapping[int, Name]) -> dict
 
 def wants_closure(optimizer: Optimizer) -> bool:
     """Whether step() cannot be called without one, as that of LBFGS."""
-    return _requires_closure(type(optimizer).step)
+    step = getattr(type(optimizer), "step", None)
+    if step is None:  # a wrapper that hands everything on
+        step = getattr(optimizer.step, "__func__", optimizer.step)
+    return _requires_closure(step)
 
 
-@cache  # asked at each step
+@lru_cache(maxsize=64)  # asked at each step
 def _requires_closure(step: Callable[..., Any]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
