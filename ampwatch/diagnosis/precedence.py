@@ -58,6 +58,7 @@ PRECEDENCE: Final = (
 
 _SCALE_FELL: Final = frozenset({"underflow", "narrow_range", "spike", "useless_scaler", "schedule_ahead"})
 _STUCK: Final = _SCALE_FELL | {"no_updates", "calibration", "many_optimizers"}
+_FALLS: Final = frozenset({"dead_zone", "scale_floor"})
 _FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scale_floor"}
 _LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}
 _POISONED: Final = frozenset({"weights_poisoned", "buffers_poisoned"})
@@ -203,11 +204,15 @@ def _causes(findings: list[Finding]) -> list[Finding]:
 
 
 def _with_chain(cause: Finding, events: list[Finding]) -> Finding:
-    """The order in which a cause and what it explains began; the cause first where several began together."""
+    """The order in which a cause and what it explains began; the cause first where several began together.
+
+    Where the scale fell to follows from the cause, though skips of another cause may have come just before it.
+    """
     if len(events) == 1:
         return cause
-    ordered = sorted(events, key=lambda f: f.first_attempt)  # stable: a cause stands before what it explains
-    chain = [Link(f.kind, texts.SHORT[f.kind], f.first_attempt, f.first_step) for f in ordered]
+    begun = [(f, cause if f.kind in _FALLS and f.first_attempt < cause.first_attempt else f) for f in events]
+    begun.sort(key=lambda of: of[1].first_attempt)  # stable: a cause stands before what it explains
+    chain = [Link(f.kind, texts.SHORT[f.kind], since.first_attempt, since.first_step) for f, since in begun]
     return msgspec.structs.replace(cause, chain=chain)
 
 

@@ -153,3 +153,12 @@ def test_a_chain_tells_which_came_first():
     ]
     assert finding.chain[1].text == "the loss is not finite"
     assert Run().clean(200).broken(3).findings()[0].chain == []
+
+
+def test_where_the_scale_fell_to_comes_after_what_let_it_fall():
+    findings = Run().clean(200).skip(1).broken(130).findings()
+    (finding,) = [f for f in findings if f.severity != "info"]
+    assert [(link.kind, link.attempt) for link in finding.chain] == [
+        ("nonfinite_forward", 201),
+        ("dead_zone", 201),
+    ]
