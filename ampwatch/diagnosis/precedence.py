@@ -206,12 +206,13 @@ def _causes(findings: list[Finding]) -> list[Finding]:
 def _with_chain(cause: Finding, events: list[Finding]) -> Finding:
     """The order in which a cause and what it explains began; the cause first where several began together.
 
-    Where the scale fell to follows from the cause, though skips of another cause may have come just before it.
+    Where the scale fell to follows from what else began, though skips of another cause may have come just before.
     """
     if len(events) == 1:
         return cause
-    begun = [(f, cause if f.kind in _FALLS and f.first_attempt < cause.first_attempt else f) for f in events]
-    begun.sort(key=lambda of: of[1].first_attempt)  # stable: a cause stands before what it explains
+    first = min((f for f in events if f.kind not in _FALLS), key=lambda f: f.first_attempt, default=cause)
+    begun = [(f, first if f.kind in _FALLS and f.first_attempt < first.first_attempt else f) for f in events]
+    begun.sort(key=lambda of: (of[1].first_attempt, of[0].kind in _FALLS))  # stable: the cause comes first
     chain = [Link(f.kind, texts.SHORT[f.kind], since.first_attempt, since.first_step) for f, since in begun]
     return msgspec.structs.replace(cause, chain=chain)
 
