@@ -8,7 +8,6 @@ fifth of the attempts, by when every buffer is as large as it gets, and at the e
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from served import server_process
 
 import ampwatch
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 2**20
+    """Of the process itself: pages of libraries, which the kernel takes back as it likes, are left out."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 2**10
 
 
 def watched(settings: ampwatch.Settings) -> torch.amp.GradScaler:

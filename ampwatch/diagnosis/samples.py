@@ -73,7 +73,8 @@ class Samples:
             table = {name: column[order] for name, column in table.items()}
         attempts, reduced, hist = table["attempt"], _reduce(table), _histograms(table)
         for start, stop in runs_of(attempts):
-            part = _Part(reduced[start:stop], hist[start:stop])
+            # Copies: an attempt that is kept would hold the table of a whole flush, all columns of it.
+            part = _Part(reduced[start:stop].copy(), hist[start:stop].copy())
             self._unfitted.setdefault(int(attempts[start]), []).append(part)
         if self._waiting_rows() > UNFITTED:
             self._thin()

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -69,3 +71,18 @@ def test_old_samples_are_thinned_and_the_newest_kept():
     kept = [sample.attempt for sample in samples]
     assert kept[-NEWEST:] == list(range(5000 - NEWEST, 5000))
     assert (kept[0], len(kept) < 400) == (0, True)
+
+
+def test_a_sample_that_is_kept_does_not_hold_the_flush_it_came_with():
+    samples, rows, sizes = Samples(), 500, []
+    tracemalloc.start()
+    try:
+        for first in range(0, 30 * rows, rows):
+            of_each = {"tensor": np.zeros(rows, np.int64), "hist": np.zeros((rows, 64), np.int64)}
+            samples.add({"attempt": np.arange(first, first + rows)} | of_each)
+            held = len(list(samples))
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held < 400
+    assert sizes[-1] - sizes[9] < 2**18
