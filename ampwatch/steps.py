@@ -45,9 +45,8 @@ def _watch_every_step() -> None:
 
 
 def _stepped(optimizer: Optimizer, *_: object) -> None:
-    for (
-        listener
-    ) in _listeners.keyrefs():  # a list: other threads, and the collector, may change what they are of
+    # A list, as other threads and the collector may change what they are of.
+    for listener in _listeners.keyrefs():
         alive = listener()
         if alive is not None:
             with _GUARD:
