@@ -283,9 +283,8 @@ class Worker:
         with guard("recorder.node"):
             self._wait_for_others()
         events = list(self._queued())
-        if (
-            events or self._keeper.lost
-        ):  # what the last flush itself had to say, and what was refused of others
+        # What the last flush itself had to say, and what was refused of others.
+        if events or self._keeper.lost:
             self._send_off(events)
         with guard("recorder.close_spool"):
             self._keeper.close()

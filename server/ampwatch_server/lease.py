@@ -24,9 +24,8 @@ from .writer import Unavailable
 
 log = logging.getLogger(__name__)
 
-HELD_S: Final = (
-    60.0  # without news after which a run is left to whoever gets some: calm clients come every 20 s
-)
+# Without news for so long a run is left to whoever gets some: calm clients come every 20 s.
+HELD_S: Final = 60.0
 _RUNS_A_QUERY: Final = 400  # below the bound on variables of old SQLite
 SKEW_S: Final = 60.0  # how far the clocks of servers on one database may differ
 
