@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,7 +33,7 @@ def flushed(value: float) -> float:
 
 
 @dataclass
-class Policy:
+class Policy(ABC):
     """A loss scale that moves.
 
     `scale` multiplies the loss of the next attempt.
@@ -40,17 +41,17 @@ class Policy:
 
     scale: float = field(default=1.0, init=False)
 
+    @abstractmethod
     def update(self, overflow: bool) -> None:
         """One attempt at `scale`. Stopped where the scaler raises."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quiet(self) -> int:
         """The number of clean attempts from here on that leave the scale as it is, at least."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, clean: int) -> None:
         """So many clean attempts at once, no more than `quiet()`."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -59,8 +60,9 @@ class Counting(Policy):
 
     clean: int = field(default=0, init=False)
 
+    @abstractmethod
     def interval(self) -> int:
-        raise NotImplementedError
+        """N."""
 
     def quiet(self) -> int:
         left = self.interval() - self.clean - 1
@@ -77,11 +79,9 @@ class Iterating(Policy):
     iteration: int = field(default=0, init=False)
     last: int = field(default=-1, init=False)
 
-    def window(self) -> int:
-        raise NotImplementedError
-
-    def quiet(self) -> int:
-        return self.window() - 1 - (self.iteration - self.last - 1) % self.window()
+    def before_multiple(self, window: int) -> int:
+        """Clean attempts before the one whose distance from the last overflow is a multiple of the window."""
+        return window - 1 - (self.iteration - self.last - 1) % window
 
     def advance(self, clean: int) -> None:
         self.iteration += clean

@@ -90,9 +90,6 @@ class DeepSpeedZeRO(Iterating):
     def __post_init__(self) -> None:
         self.scale, self.left = self.init_scale, self.delayed_shift
 
-    def window(self) -> int:
-        return self.scale_window
-
     def counted(self) -> int:
         """Clean attempts before this one since the last overflow."""
         return self.iteration - self.last - 1
@@ -185,8 +182,8 @@ class Fairseq(Iterating):
     def __post_init__(self) -> None:
         self.scale = self.init_scale
 
-    def window(self) -> int:
-        return self.scale_window
+    def quiet(self) -> int:
+        return self.before_multiple(self.scale_window)
 
     def update(self, overflow: bool) -> None:
         if overflow:

@@ -118,9 +118,6 @@ class MindSporeManager(Iterating):
     def __post_init__(self) -> None:
         self.scale, self.iteration, self.last = self.init_loss_scale, 1, 0
 
-    def window(self) -> int:
-        return self.scale_window
-
     def quiet(self) -> int:
         return (self.last - self.iteration) % self.scale_window
 

@@ -87,8 +87,8 @@ class ApexFP16Utils(Iterating):
     def __post_init__(self) -> None:
         self.scale = self.init_scale
 
-    def window(self) -> int:
-        return self.scale_window
+    def quiet(self) -> int:
+        return self.before_multiple(self.scale_window)
 
     def update(self, overflow: bool) -> None:
         if overflow:
