@@ -1,6 +1,6 @@
 """Training loops with and without a fault, by which the diagnosis is judged; none has seen its rules."""
 
-from . import calls, forward, grid, scales, second, third, wholesome
+from . import calls, forward, grid, handled, scales, second, setups, third, wholesome
 from .lab import CLAIMED, LOOPS, Happened, Lab, Loop
 
 __all__ = [
@@ -12,8 +12,10 @@ __all__ = [
     "calls",
     "forward",
     "grid",
+    "handled",
     "scales",
     "second",
+    "setups",
     "third",
     "wholesome",
 ]

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .calls import language, tagging
 from .forward import descend
 from .lab import Lab, half, healthy
 from .models import (
@@ -24,6 +23,7 @@ from .models import (
     pictures,
     sentences,
 )
+from .text import language, tagging
 
 
 @healthy
