@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from sqlalchemy.engine import Connection, Row
 from ampwatch.diagnosis.findings import Finding
 
 from . import tables as t
+from .chore import Chore
 from .db import Database, upsert
 from .destinations import AlertSettings, Destination, NotSent, send
 from .settings import Settings
@@ -52,21 +52,16 @@ class Alerts:
     ) -> None:
         self._database, self._clock, self._post = database, settings.clock, post
         self._settings: AlertSettings = settings.alerts
-        self._news = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ampwatch-alerts", daemon=True)
+        self._chore = Chore("alerts", self.send_due, POLL_S)
 
     def start(self) -> None:
         """Begin to send, where there is anywhere to send to."""
         if self._settings.destinations:
-            self._thread.start()
+            self._chore.start()
 
     def stop(self) -> None:
         """End after the request under way, or without it where that takes long: what was not sent stays in the outbox."""
-        self._stop.set()
-        self._news.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_S)
+        self._chore.stop(STOP_S)
 
     def note(self, connection: Connection, run: str, findings: Iterable[Finding]) -> None:
         """Write the alerts that findings call for into the outbox, in the transaction that stores them."""
@@ -77,12 +72,12 @@ class Alerts:
         rows = [self._row(run, f, d) for f, d in pairs if not silenced & {f.key, f.kind}]
         if rows:
             connection.execute(upsert(connection, t.outbox).on_conflict_do_nothing(), rows)
-            self._news.set()
+            self._chore.hurry()
 
     def send_due(self) -> int:
         """Send what is due; answer how many alerts were tried."""
         tried = 0
-        while not self._stop.is_set() and (alert := self._database.write(self._claim)) is not None:
+        while not self._chore.is_stopping() and (alert := self._database.write(self._claim)) is not None:
             self._try(alert)
             tried += 1
         return tried
@@ -104,17 +99,6 @@ class Alerts:
     @property
     def _destinations(self) -> dict[str, Destination]:
         return {d.name: d for d in self._settings.destinations}
-
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            self._news.clear()
-            try:
-                self.send_due()
-            except Unavailable as error:
-                log.warning("alerts are put off: %s", error)
-            except Exception:
-                log.exception("alerts could not be sent; trying again in a moment")
-            self._news.wait(POLL_S)
 
     def _claim(self, connection: Connection) -> Row[Any] | None:
         """The alert that has been due for longest, which no other server tries for a while."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from ampwatch.records import Batch
 from ampwatch.spool import Tail, damaged
 
 from . import tables as t
+from .chore import Chore
 from .db import Database
 from .inbox import Inbox, Overloaded, Stored
 from .limits import check
@@ -46,37 +46,30 @@ class Follower:
         self._under_way: deque[tuple[Batch, Future[Stored]]] = deque()
         self._damaged: set[Path] = set()  # told of
         self._look_at = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ampwatch-follower", daemon=True)
+        self._chore = Chore("follower", self._read_on, POLL_S)
 
     def start(self) -> None:
         """Begin to follow."""
-        self._thread.start()
+        self._chore.start()
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._chore.stop()
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._read()
-            except InvalidBatch as error:
-                log.warning("%s: a record was passed over: %s", self._directory, error)
-                continue  # the tail stands behind it
-            except OSError as error:
-                log.warning("%s: %s; reading on in a moment", self._directory, error)
-            except Exception:
-                log.exception("%s could not be read; reading on in a moment", self._directory)
-            self._stop.wait(POLL_S)
+    def _read_on(self) -> None:
+        try:
+            self._read()
+        except InvalidBatch as error:
+            log.warning("%s: a record was passed over: %s", self._directory, error)
+            self._chore.hurry()  # the tail stands behind it
+        except OSError as error:
+            log.warning("%s: %s; reading on in a moment", self._directory, error)
 
     def _read(self) -> None:
         if self._deleted is None:
             self._deleted = self._deletions()
         for batch in self._tail.read():
-            if self._stop.is_set():
+            if self._chore.is_stopping():
                 return
             self._under_way.append((batch, self._submit(batch)))
             while len(self._under_way) > _UNDER_WAY:
@@ -106,12 +99,12 @@ class Follower:
 
     def _settle(self, batch: Batch, future: Future[Stored]) -> None:
         """Wait until a batch is stored; the tail has gone past it, so what cannot be stored now is tried again."""
-        while not self._stop.is_set():
+        while not self._chore.is_stopping():
             try:
                 future.result()
             except (Unavailable, Overloaded) as error:
                 log.warning("%s: %s; trying again", self._directory, error)
-                self._stop.wait(POLL_S)
+                self._chore.pause(POLL_S)
                 future = self._submit(batch)
             except AmpwatchError as error:
                 log.warning("%s: a batch was passed over: %s", self._directory, error)

@@ -17,10 +17,10 @@ from sqlalchemy.engine import Connection
 
 from ampwatch.errors import AmpwatchError
 
+from .chore import Chore
 from .db import Database
 from .settings import Settings
 from .tables import run_state
-from .writer import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -91,18 +91,15 @@ class Leases:
         self._database, self._settings, self._holder = database, settings, holder
         self._lock = threading.Lock()
         self._until: dict[str, float] = {}  # monotonic s, by run
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ampwatch-leases", daemon=True)
+        self._chore = Chore("leases", self.renew, settings.lease_s / 3)
 
     def start(self) -> None:
         """Begin to renew."""
-        self._thread.start()
+        self._chore.start()
 
     def stop(self) -> None:
         """Renew no more, and give all leases back."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._chore.stop()
         mine = run_state.update().where(run_state.c.holder == self._holder)
         self._database.write(lambda c: c.execute(mine.values(holder="", lease_until=0.0)))
 
@@ -138,12 +135,3 @@ class Leases:
     def _keep(self, run: str, until: float) -> None:
         with self._lock:
             self._until[run] = until
-
-    def _work(self) -> None:
-        while not self._stop.wait(self._settings.lease_s / 3):
-            try:
-                self.renew()
-            except Unavailable as error:
-                log.warning("leases could not be renewed: %s", error)
-            except Exception:
-                log.exception("leases could not be renewed; trying again")

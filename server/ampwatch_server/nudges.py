@@ -7,12 +7,12 @@ look, seconds later. Several servers share a SQLite file only where they share a
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from .chore import Chore
 from .db import Database
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,16 @@ class Nudges:
     def __init__(self, database: Database, heard: Callable[[str], None]) -> None:
         self._database, self._heard = database, heard
         self._is_possible = database.url.get_backend_name() == "postgresql"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ampwatch-nudges", daemon=True)
+        self._chore = Chore("nudges", self._listen, _AGAIN_S)
 
     def start(self) -> None:
         """Begin to listen."""
         if self._is_possible:
-            self._thread.start()
+            self._chore.start()
 
     def stop(self) -> None:
         """End the thread. One that waits for a database that does not answer is left to the end of the process."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(2 * _WAIT_S)
+        self._chore.stop(2 * _WAIT_S)
 
     def tell(self, run: str) -> None:
         """There is something new of a run. Not waited for."""
@@ -53,19 +50,17 @@ class Nudges:
             notify = sa.select(sa.func.pg_notify(_CHANNEL, run))
             self._database.submit(lambda connection: connection.execute(notify))
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._listen()
-            except Exception as error:  # noqa: BLE001 - whatever the driver raises: the other way remains
-                log.warning("no news from other servers: %s; trying again", error)
-                self._stop.wait(_AGAIN_S)
-
     def _listen(self) -> None:
+        try:
+            self._listen_on()
+        except Exception as error:  # noqa: BLE001 - whatever the driver raises: the other way remains
+            log.warning("no news from other servers: %s; trying again", error)
+
+    def _listen_on(self) -> None:
         own = sa.create_engine(self._database.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
         with own.connect() as connection:
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
             driver: Any = connection.connection.driver_connection
-            while not self._stop.is_set():
+            while not self._chore.is_stopping():
                 for notice in driver.notifies(timeout=_WAIT_S):
                     self._heard(notice.payload)

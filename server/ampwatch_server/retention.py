@@ -8,7 +8,6 @@ where the database is too large.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -17,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from . import tables as t
+from .chore import Chore
 from .db import Database, used_bytes
 from .fold import add_missing_parts
 from .lease import Lease, LeaseLost
@@ -24,7 +24,6 @@ from .settings import Keep, Settings
 from .store.removal import delete_where, empty_run, give_back
 from .store.runs import touch
 from .store.windows import WINDOW
-from .writer import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +52,16 @@ class Retention:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database, self._settings = database, settings
         self._holder = uuid.uuid4().hex
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ampwatch-retention", daemon=True)
+        self._chore = Chore("retention", self._tell_pruned, EVERY_S)
 
     def start(self) -> None:
         """Begin to work."""
         log.info("%s", told(self._settings.keep))
-        self._thread.start()
+        self._chore.start()
 
     def stop(self) -> None:
         """End after the slice under way."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._chore.stop()
 
     def due(self) -> list[Drop]:
         """What would be dropped now."""
@@ -84,19 +80,12 @@ class Retention:
                 if self._excess(connection) <= 0:
                     break
             done += [drop] if self._perform(drop) else []
-        give_back(self._database, self._stop.is_set)
+        give_back(self._database, self._chore.is_stopping)
         return done
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            try:
-                for drop in self.prune():
-                    log.info("run %s: dropped %s by %s", drop.run, drop.what, drop.why)
-            except Unavailable as error:
-                log.warning("retention is put off: %s", error)
-            except Exception:
-                log.exception("retention failed and will be tried again")
-            self._stop.wait(EVERY_S)
+    def _tell_pruned(self) -> None:
+        for drop in self.prune():
+            log.info("run %s: dropped %s by %s", drop.run, drop.what, drop.why)
 
     def _by_age(self) -> list[Drop]:
         keep = self._settings.keep
@@ -137,7 +126,7 @@ class Retention:
     def _perform(self, drop: Drop) -> bool:
         """Drop it, unless a server works on the run; False where we are told to stop before it is done."""
         lease = Lease(drop.run, self._holder, self._settings)
-        if self._stop.is_set() or not self._database.write(lease.acquire):
+        if self._chore.is_stopping() or not self._database.write(lease.acquire):
             return False
         try:
             if drop.what == "run":
@@ -148,11 +137,11 @@ class Retention:
             log.info("%s", lost)
             return False
         self._database.write(lease.release)
-        return not self._stop.is_set()
+        return not self._chore.is_stopping()
 
     def _remove(self, lease: Lease) -> None:
-        empty_run(self._database, lease.run, self._stop.is_set)
-        if self._stop.is_set():
+        empty_run(self._database, lease.run, self._chore.is_stopping)
+        if self._chore.is_stopping():
             return
         self._database.write(lambda c: c.execute(t.runs.delete().where(t.runs.c.run == lease.run)))
 
@@ -176,7 +165,7 @@ class Retention:
             touch(connection, lease.run)  # what a client has cached of it is old
 
         self._database.write(mark)
-        delete_where(self._database, t.chunks, *gone, stopped=self._stop.is_set)
+        delete_where(self._database, t.chunks, *gone, stopped=self._chore.is_stopping)
 
 
 def told(keep: Keep) -> str:

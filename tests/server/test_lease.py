@@ -57,17 +57,6 @@ def test_a_run_whose_pass_failed_is_left_to_whoever_is_quicker(
     assert can_be_taken(service)
 
 
-def test_whatever_fails_leases_are_renewed_again(
-    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    leases, tried = Leases(service.database, Settings("a.db", lease_s=0.03), "me"), threading.Semaphore(0)
-    monkeypatch.setattr(leases, "renew", lambda: tried.release() or 1 / 0)
-    leases.start()
-    assert [tried.acquire(timeout=60) for _ in range(3)] == [True] * 3
-    leases.stop()
-    assert "leases could not be renewed; trying again" in caplog.text
-
-
 class Slow(sent.NoDiagnosis):
     """A diagnosis that takes until it is let go."""
 
