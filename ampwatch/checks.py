@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .diagnosis.findings import Finding
 
 MOST_NAMED: Final = 8
+WATCH: Final = "_ampwatch"  # attribute of a scaler that is watched
 
 
 def check(
@@ -84,6 +85,7 @@ def facts_of(
         "steps_before": _steps_before(optimizer),
         "hooks": sum(map(_has_hooks, trainable)),
         "devices": sorted({p.device.type for p in parameters}),
+        "on_meta": _on_meta(trainable, name),
         "shared": [each for i, other in others.items() if (each := _shared(trainable, other, i, name))],
     }
 
@@ -97,7 +99,8 @@ def _events(
     names = names_of(model)
     missed = _missed(model, optimizers)
     if scaler is not None:
-        yield "scaler", {"scaler": 0, **internals.describe(scaler)}
+        asked = getattr(vars(scaler).get(WATCH), "asked", None)
+        yield "scaler", {"scaler": 0, "asked": asked, **internals.describe(scaler)}
     if autocast_dtype is not None:
         yield "autocast", {"dtype": dtype_name(autocast_dtype), "device": ""}
     for i, optimizer in enumerate(optimizers):
@@ -143,6 +146,12 @@ def _without_grad(trainable: Sequence[Tensor], name: Mapping[int, str]) -> dict[
     names = [name[id(p)] for p in trainable if p.grad is None and p.numel()] if having else []
     elements = sum(p.numel() for p in having)
     return {"count": len(names), "tensors": names[:MOST_NAMED], "elements": elements}
+
+
+def _on_meta(trainable: Iterable[Tensor], name: Mapping[int, str]) -> dict[str, Any]:
+    """Trainable parameters that have a shape and no numbers, as before a model is loaded."""
+    names = [name[id(p)] for p in trainable if p.is_meta]
+    return {"count": len(names), "tensors": names[:MOST_NAMED]}
 
 
 def _low_precision(parameters: Iterable[Tensor], name: Mapping[int, str]) -> dict[str, list[str]]:

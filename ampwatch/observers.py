@@ -40,6 +40,15 @@ __all__ = [
     "ReplicaProbe",
 ]
 
+AUTOCAST_DEVICES: Final = (
+    "cuda",
+    "cpu",
+    "mps",
+    "xpu",
+    "xla",
+    "hpu",
+    "mtia",
+)  # for which a loop may turn it on
 ENOUGH_FOR_FLOAT16: Final = 64  # non-zero finite elements
 ENOUGH_FOR_BFLOAT16: Final = 4  # normal float16 numbers; each is on bfloat16's grid by chance once in 8
 _FINER_IN_BFLOAT16: Final = slice(-24 - HIST_LOG2_MIN, -18 - HIST_LOG2_MIN)  # bins of 2^-24 to 2^-18
@@ -246,6 +255,12 @@ class AutocastProbe(Observer):
         dtype = torch.get_autocast_dtype(device) if self._settled else torch.float32
         by_hand = self._has_halves and not self._settled
         self._seen = {"dtype": str(dtype).removeprefix("torch."), "device": device, "by_hand": by_hand}
+        self._seen["elsewhere"] = None if self._settled else _autocast_elsewhere()
+
+
+def _autocast_elsewhere() -> str | None:
+    """A type of device for which autocast is on, asked where it is not on for the one that computes."""
+    return next((type for type in AUTOCAST_DEVICES if torch.is_autocast_enabled(type)), None)
 
 
 class ReplicaProbe(Observer):

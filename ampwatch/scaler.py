@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import internals
+from .checks import WATCH
 from .guard import guard
 from .opening import given_of, source_of
 from .recorder import current
@@ -36,7 +37,6 @@ AnyScaler = TypeVar("AnyScaler", bound=torch.amp.GradScaler)
 
 Answer = TypeVar("Answer")
 
-_KEY: Final = "_ampwatch"  # attribute of the scaler
 _NOTHING: Final[Span] = nullcontext()
 
 
@@ -96,8 +96,8 @@ class Watched(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        watch = state.pop(_KEY, UNWATCHED)
-        return state | {_KEY: _Seed(watch.recorder if isinstance(watch, Watch) else None)}
+        watch = state.pop(WATCH, UNWATCHED)
+        return state | {WATCH: _Seed(watch.recorder if isinstance(watch, Watch) else None)}
 
     def _ask(
         self, ask: Callable[[Unwatched], Answer], otherwise: Answer, *, even_disabled: bool = False
@@ -110,13 +110,13 @@ class Watched(torch.amp.GradScaler):
         return otherwise
 
     def _report(self, where: str, error: Exception, count: int) -> None:
-        watch = self.__dict__.get(_KEY)
+        watch = self.__dict__.get(WATCH)
         if isinstance(watch, Watch):
             watch.recorder.fault(where, error, count)
 
     def _watch(self) -> Unwatched:
         """The watch, or its stand-in where none records."""
-        watch = self.__dict__.get(_KEY, UNWATCHED)
+        watch = self.__dict__.get(WATCH, UNWATCHED)
         if internals.is_captured():
             if isinstance(watch, Watch):
                 watch.captured()
@@ -203,7 +203,7 @@ def watch(
     Errors: SettingsError for a setting that cannot be used.
     Synchronisation: none.
     """
-    watching = scaler.__dict__.get(_KEY)
+    watching = scaler.__dict__.get(WATCH)
     if isinstance(watching, _Seed):
         watching = attach(scaler, model, watching.source)
     if isinstance(watching, Watch) and not watching.recorder.finished:
@@ -222,7 +222,7 @@ class _InPlace(Watched):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state[_KEY]
+        del state[WATCH]
         return state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -254,7 +254,7 @@ def attach(
                 watch = Watch(recorder, model, asked=asked, device=internals.device_type(scaler))
         if changed:
             recorder.fault("scaler.open", TypeError(f"not the GradScaler that ampwatch knows: {changed}"), 1)
-    scaler.__dict__[_KEY] = watch
+    scaler.__dict__[WATCH] = watch
     if changed:
         warnings.warn(
             f"{type(scaler).__name__} runs without ampwatch, which does not know {', '.join(changed)}",

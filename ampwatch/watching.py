@@ -79,7 +79,7 @@ class Watch(Unwatched):
     ) -> None:
         self.recorder, self._models = recorder, Models(model)
         self.producer = recorder.producer
-        self._clock, self._asked = clock, asked
+        self._clock, self.asked = clock, asked
         self._pass = Pass(choose(recorder.settings.statistics, device), recorder)
         self._registry = registry_of(recorder)
         self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
@@ -383,7 +383,7 @@ class Watch(Unwatched):
             self._dispatch.event(
                 "scaler",
                 scaler=self._scaler,
-                asked=self._asked,
+                asked=self.asked,
                 **internals.describe(scaler),
                 replaces=replaces,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from ampwatch.records import Event
 from ampwatch.stats.layout import FLOAT16_MAX
@@ -48,6 +48,29 @@ def _turned_off(case: Case) -> Iterator[Finding]:
                 advice=texts.ADVICE["backend_limit.off"],
                 confidence=1.0,
             )
+
+
+def other_device(case: Case) -> Iterator[Finding]:
+    """A scaler that was made for another device than that of the parameters, and is on: it works, by the loss's device."""
+    scaler: dict[str, Any] = next((s for s in case.described.scalers.values() if s.get("enabled")), {})
+    device = scaler.get("device")
+    for check in case.described.checks.events[:1]:
+        devices = check.data.get("devices") or [device]
+        if device in (None, *devices) or "meta" in devices or scaler.get("class") == "ShardedGradScaler":
+            continue
+        text = f"GradScaler({device!r}) beside parameters on {', '.join(devices)}."
+        yield case.finding(
+            "backend_limit",
+            "info",
+            texts.HEADLINES["backend_limit.device"].format(
+                device=device, optimizer=check.data["class"], other=", ".join(devices)
+            ),
+            first=Moment(0, 0),
+            evidence=[Evidence(text=text, attempt=0)],
+            advice=texts.ADVICE["backend_limit.off"][:1],
+            confidence=1.0,
+            state="explained",
+        )
 
 
 def saturating(case: Case) -> Iterator[Finding]:

@@ -136,6 +136,12 @@ class Described:
         return first.data.get("dtype") if first else None
 
     @property
+    def autocast_elsewhere(self) -> str:
+        """The device for which autocast was on while the first module computed on another; empty where it was not so."""
+        first = min(self.autocasts.values(), key=lambda event: event.time, default=None)
+        return str(first.data.get("elsewhere") or "") if first else ""
+
+    @property
     def casts_by_hand(self) -> bool:
         """Whether modules without autocast were seen to compute in float16."""
         return any(event.data.get("by_hand") for event in self.autocasts.values())

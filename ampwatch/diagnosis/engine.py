@@ -20,7 +20,7 @@ import numpy as np
 from ampwatch.records import Batch
 
 from . import texts
-from .backend import backend_limit, device_fault, saturating, sparse_overflow
+from .backend import backend_limit, device_fault, other_device, saturating, sparse_overflow
 from .batches import bad_batch
 from .calibration import calibration, growth_probe, spike
 from .calls import call_order, scaled_by_hand
@@ -51,6 +51,7 @@ from .static import (
     low_precision_params,
     missing_scaler,
     no_gradients,
+    on_meta,
     replaced,
     shared_parameter,
     untrained,
@@ -93,9 +94,11 @@ PRODUCER_RULES: Final[tuple[Rule, ...]] = (  # asked once, about the first strea
     low_precision_params,
     shared_parameter,
     no_gradients,
+    on_meta,
     replaced,
     missing_scaler,
     backend_limit,
+    other_device,
     epsilon_underflow,
     closure,
     call_order,

@@ -24,7 +24,9 @@ def useless_scaler(case: Case) -> Iterator[Finding]:
     dtype = described.autocast
     if dtype == "float32" and (described.casts_by_hand or math.isfinite(stream.overflow[1])):
         return  # float16 is there all the same: the model casts by itself
-    if dtype in ("bfloat16", "float32"):
+    if dtype == "float32" and described.autocast_elsewhere:
+        yield _elsewhere(case, described.autocast_elsewhere)
+    elif dtype in ("bfloat16", "float32"):
         evidence = Evidence(text=f"Autocast ran with {dtype} in the first forward pass.", attempt=0)
         headline = texts.HEADLINES["useless_scaler"].format(dtype=dtype)
         yield _finding(case, headline, Moment(0, 0), evidence, dtype, 1.0)
@@ -33,6 +35,21 @@ def useless_scaler(case: Case) -> Iterator[Finding]:
         headline = texts.HEADLINES["useless_scaler.growths"].format(growths=stream.path.growths_since_skip)
         first = stream.path.first_growth or Moment(0, 0)
         yield _finding(case, headline, first, Evidence(text=text, attempt=first.attempt), "bfloat16", 0.9)
+
+
+def _elsewhere(case: Case, other: str) -> Finding:
+    """Autocast that was entered for another device than the one that computes."""
+    device = next(iter(case.described.autocasts))
+    text = f"In the first forward pass autocast was on for {other}, and off for {device}, where the model computes."
+    return case.finding(
+        "useless_scaler",
+        "warning",
+        texts.HEADLINES["useless_scaler.device"].format(device=device, other=other),
+        first=Moment(0, 0),
+        evidence=[Evidence(text=text, attempt=0)],
+        advice=texts.fill(texts.ADVICE["useless_scaler.device"], device=device),
+        confidence=1.0,
+    )
 
 
 def _finding(

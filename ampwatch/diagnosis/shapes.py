@@ -67,7 +67,9 @@ class _Dtype(TypedDict, total=False):
 
 
 class _Autocast(_Dtype, total=False):
+    device: str
     by_hand: bool
+    elsewhere: str | None
 
 
 class _Change(TypedDict, total=False):
@@ -193,6 +195,8 @@ class _WithoutGrad(TypedDict, total=False):
 
 class _Check(_Optimizer, total=False):
     missed: _Missed
+    on_meta: _Missed
+    devices: list[str]
     without_grad: _WithoutGrad
     low: dict[str, list[str]]
     state_dtypes: list[str]

@@ -71,6 +71,8 @@ def no_gradients(case: Case) -> Iterator[Finding]:
     """An optimizer that is stepped although none of its parameters has a gradient, or that never can have one."""
     for check in case.described.checks.events:
         data = check.data
+        if (data.get("on_meta") or {}).get("count"):
+            continue  # which is why
         why = _why_none(data)
         stepped = (
             data.get("stepped_empty") and case.described.scaler_class != "ShardedGradScaler"
@@ -92,6 +94,31 @@ def no_gradients(case: Case) -> Iterator[Finding]:
             evidence=[Evidence(text=text, value=total, unit="parameters", attempt=check.attempt)],
             advice=texts.ADVICE[f"no_gradients.{why}"],
             confidence=0.7 if why == "unknown" else 1.0,
+        )
+
+
+def on_meta(case: Case) -> Iterator[Finding]:
+    """An optimizer that holds parameters without numbers, in whose place the model may have others by now."""
+    for check in _latest(case):
+        seen = check.data.get("on_meta")
+        if not seen or not seen["count"]:
+            continue
+        tensor, first = seen["tensors"][0], _moment(case, check)
+        text = f"On the meta device: {', '.join(seen['tensors'])}."
+        yield case.finding(
+            "no_gradients",
+            "error",
+            texts.HEADLINES["no_gradients.meta"].format(
+                count=texts.times(seen["count"], "parameter"),
+                optimizer=check.data["class"],
+                tensor=tensor,
+                first=texts.at(first),
+            ),
+            first=first,
+            evidence=[Evidence(text=text, value=seen["count"], unit="parameters", tensor=tensor)],
+            advice=texts.ADVICE["no_gradients.meta"],
+            confidence=1.0,
+            tensor=tensor,
         )
 
 

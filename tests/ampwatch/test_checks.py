@@ -65,3 +65,46 @@ def test_an_optimizer_that_wants_a_closure():
     model = net()
     assert kinds(model, torch.optim.LBFGS(model.parameters()), scaler()) == [("call_order", "error")]
     assert kinds(model, torch.optim.LBFGS(model.parameters())) == []
+
+
+def on_meta():
+    """A model that got its numbers after its optimizer was made, which therefore holds what has none."""
+    with torch.device("meta"):
+        model = net()
+    optimizer = torch.optim.SGD(model.parameters())
+    return model.to_empty(device="cpu"), optimizer
+
+
+def test_parameters_on_the_meta_device():
+    model, optimizer = on_meta()
+    (finding,) = check(model, optimizer, scaler())
+    assert (finding.kind, finding.severity, finding.tensor) == (
+        "no_gradients",
+        "error",
+        "optimizer.0.param.0",
+    )
+    assert finding.headline.startswith(
+        "4 parameters of SGD, optimizer.0.param.0 first, lie on the meta device"
+    )
+    assert kinds(model, torch.optim.SGD(model.parameters()), scaler()) == []
+
+
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled:UserWarning")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the scaler would be on")
+def test_a_scaler_that_torch_has_turned_off(tmp_path):
+    settings, model = ampwatch.Settings.load(environ={}, dir=str(tmp_path), quiet=True), net()
+    optimizer = torch.optim.SGD(model.parameters())
+    ours = ampwatch.GradScaler("cuda", settings=settings)
+    for dtype in (None, torch.float16):
+        assert kinds(model, optimizer, ours, dtype) == [("backend_limit", "warning")]
+    off = ampwatch.GradScaler("cuda", enabled=False, settings=settings)
+    assert kinds(model, optimizer, off) == []
+    ampwatch.finish()
+
+
+def test_a_scaler_for_another_device_works_and_is_explained():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters())
+    (finding,) = check(model, optimizer, torch.amp.GradScaler("mps"))
+    assert (finding.kind, finding.severity, finding.state) == ("backend_limit", "info", "explained")
+    assert finding.headline.startswith("The GradScaler was made for mps and the parameters of SGD are on cpu")

@@ -290,7 +290,12 @@ def test_autocast_is_read_inside_the_forward_pass(dtype):
     probe = AutocastProbe(model)
     probe.arm()
     forward(model, torch.ones(4, 16), dtype=dtype)
-    assert read(probe) == {"dtype": str(dtype).removeprefix("torch."), "device": "cpu", "by_hand": False}
+    assert read(probe) == {
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": "cpu",
+        "by_hand": False,
+        "elsewhere": None,
+    }
     forward(model, torch.ones(4, 16), dtype=torch.bfloat16)
     assert read(probe)["dtype"] == str(dtype).removeprefix("torch.")  # once and for all
 
@@ -300,7 +305,7 @@ def test_without_autocast_it_is_float32_and_each_leaf_is_seen_once():
     probe = AutocastProbe(model)
     probe.arm()
     model(torch.ones(4, 16))
-    assert read(probe) == {"dtype": "float32", "device": "cpu", "by_hand": False}
+    assert read(probe) == {"dtype": "float32", "device": "cpu", "by_hand": False, "elsewhere": None}
     assert hooks_on(model) == 0
 
 
@@ -309,7 +314,7 @@ def test_a_model_that_computes_in_float16_without_autocast_casts_by_hand():
     probe = AutocastProbe(model)
     probe.arm()
     model(torch.ones(4, 16, dtype=torch.float16))
-    assert read(probe) == {"dtype": "float32", "device": "cpu", "by_hand": True}
+    assert read(probe) == {"dtype": "float32", "device": "cpu", "by_hand": True, "elsewhere": None}
 
 
 def test_a_layer_kept_in_float32_does_not_speak_for_the_others():

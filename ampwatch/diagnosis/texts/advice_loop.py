@@ -56,6 +56,14 @@ LOOP: Final[dict[str, list[Advice]]] = {
     "no_gradients.frozen": [
         Advice("Unfreeze what is to be trained, or leave this optimizer out.", "p.requires_grad_(True)"),
     ],
+    "no_gradients.meta": [
+        Advice(
+            "Build the optimizer after the model has its numbers: to_empty() and load_state_dict(assign=True) put new "
+            "parameters in the place of those that the optimizer holds.",
+            "model.to_empty(device=device)\nmodel.load_state_dict(weights)\n"
+            "optimizer = torch.optim.AdamW(model.parameters())",
+        ),
+    ],
     "no_gradients.foreign": [
         Advice(
             "Build the optimizer from the model that is trained, after it was copied, moved or wrapped.",
@@ -290,6 +298,17 @@ LOOP: Final[dict[str, list[Advice]]] = {
         Advice(
             "Use the optimizer without fusing; then the scaler decides whether it steps. Or one that heeds found_inf.",
             "optimizer = torch.optim.AdamW(model.parameters(), fused=False)",
+        ),
+    ],
+    "useless_scaler.device": [
+        Advice(
+            "Enter autocast for the device that computes.",
+            "device = next(model.parameters()).device.type  # {device}\n"
+            "with torch.autocast(device, dtype=torch.float16): ...",
+        ),
+        Advice(
+            "Or leave the scaler out, if float32 is meant.",
+            "scaler = ampwatch.GradScaler(device, enabled=False)",
         ),
     ],
     "useless_scaler": [

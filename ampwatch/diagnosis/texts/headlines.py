@@ -83,6 +83,10 @@ HEADLINES: Final = {
     "no_gradients": (
         "No parameter of {optimizer} has a gradient at {first}: {why}. It does not recover by itself."
     ),
+    "no_gradients.meta": (
+        "{count} of {optimizer}, {tensor} first, lie on the meta device, which holds no numbers, since {first}: no step can "
+        "train them. It does not recover by itself."
+    ),
     "no_gradients.replaced": (
         "{foreign} of {total} parameters of {optimizer} are not the model's, and {tensor}, which the model trains, is in no "
         "optimizer: it stays what it is from the first step until an optimizer holds it."
@@ -94,6 +98,10 @@ HEADLINES: Final = {
     "backend_limit.off": (
         "The GradScaler is off, because it was made for {device}, which this machine does not have: its scale of 1.0 is "
         "no scale, from the first step until it is made for the device in use."
+    ),
+    "backend_limit.device": (
+        "The GradScaler was made for {device} and the parameters of {optimizer} are on {other}: torch scales where the loss is, "
+        "so that all is well here, and turns a scaler for cuda off where there is none."
     ),
     "backend_limit.captured": (
         "The scaler is called while a CUDA graph is captured, at {first}: attempts that a replay makes are not seen, and "
@@ -272,6 +280,10 @@ HEADLINES: Final = {
     "useless_scaler.growths": (
         "The loss scale grew {growths} times without one overflow and the gradients are bfloat16: the GradScaler "
         "protects nothing."
+    ),
+    "useless_scaler.device": (
+        "Autocast is on for {other}, and the model computes on {device}, where it is not: everything runs in float32 from the "
+        "first step on, and the GradScaler protects nothing."
     ),
     "call_order": "The training loop calls the scaler in a wrong order since {first}: {fault}. {raised}",
     "scaler_bypassed": "The training loop goes past the scaler since {first}: {fault}. {raised}",

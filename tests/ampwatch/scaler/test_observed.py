@@ -94,7 +94,9 @@ def test_the_first_pass_tells_autocast_order_and_origin(recorder):
     scaler.scale(half(model, torch.randn(8, 16))).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert recorder.data("autocast") == [{"dtype": "float16", "device": "cpu", "by_hand": False}]
+    assert recorder.data("autocast") == [
+        {"dtype": "float16", "device": "cpu", "by_hand": False, "elsewhere": None}
+    ]
     assert sorted(recorder.data("backward_order")[0]["tensors"]) == [0, 1, 2, 3]
     assert recorder.data("origin")[0]["origins"]["0"] == "float16"
     assert not is_missing(recorder.column("headroom_log2"))
