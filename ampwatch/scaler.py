@@ -251,7 +251,7 @@ def attach(
         with guard("scaler.open", recorder.fault):
             changed = internals.mismatches(_torch_class(type(scaler)))
             if not (changed or recorder.finished):
-                watch = Watch(recorder, model, asked=asked, device=internals.device_type(scaler))
+                watch = Watch(recorder, model, asked=asked)
         if changed:
             recorder.fault("scaler.open", TypeError(f"not the GradScaler that ampwatch knows: {changed}"), 1)
     scaler.__dict__[WATCH] = watch

@@ -123,6 +123,12 @@ def config_dir(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".config") / "ampwatch"
 
 
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Folder of what ampwatch can make again: `$XDG_CACHE_HOME/ampwatch`, else `~/.cache/ampwatch`."""
+    base = (os.environ if environ is None else environ).get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "ampwatch"
+
+
 def token_path(environ: Mapping[str, str] | None = None) -> Path:
     """File in which a server leaves its first token, mode 0600, for clients of the same user."""
     return config_dir(environ) / "token"

@@ -58,7 +58,7 @@ class Pass:
         Synchronisation: none.
         """
         touched = None
-        with guard(self._place, self._recorder.fault, BY_REFERENCE):
+        with guard(self._place, self._fault, BY_REFERENCE):
             try:
                 return True, self._by_kernel(by_device, replicas)
             except Touched as error:
@@ -73,7 +73,7 @@ class Pass:
 
     def _read(self, grads: Sequence[Tensor]) -> Tensor:
         if self.name != REFERENCE:
-            with guard(self._place, self._recorder.fault, BY_REFERENCE):
+            with guard(self._place, self._fault, BY_REFERENCE):
                 return self._statistics.compute(grads)
             self._give_up_kernel()
         return self._statistics.compute(grads)
@@ -90,10 +90,15 @@ class Pass:
 
     def _report_touched(self, touched: Touched) -> None:
         try:
-            with guard(self._place, self._recorder.fault, f"this step is skipped, then {BY_REFERENCE}"):
+            with guard(self._place, self._fault, f"this step is skipped, then {BY_REFERENCE}"):
                 raise touched
         finally:
             self._give_up_kernel()
+
+    def _fault(self, where: str, error: Exception, count: int) -> None:
+        self._recorder.fault(where, error, count)
+        if self._statistics.on_fault is not None:
+            self._statistics.on_fault(error)
 
     @property
     def _place(self) -> str:

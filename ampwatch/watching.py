@@ -34,7 +34,7 @@ from .probes import Probes
 from .protocol import Call, CallFault, Protocol
 from .registry import Sink, dtype_name, registry_of
 from .ring import Memory
-from .stats.choose import choose
+from .stats.choose import REFERENCE, Statistics, choose
 from .strangers import Strangers
 from .tripwires import Tripwires
 from .unscaling import Pass
@@ -63,8 +63,6 @@ class Watch(Unwatched):
         clock: Unix time in seconds.
         memory: host memory for the ring, see `Ring`.
         asked: whether the user wanted the scaler enabled; None where that is not known.
-        device: type of the scaler's device.
-    Errors: SettingsError for a statistics pass that does not exist.
     """
 
     def __init__(
@@ -75,12 +73,11 @@ class Watch(Unwatched):
         clock: Callable[[], float] = time.time,
         memory: Memory | None = None,
         asked: bool | None = None,
-        device: str = "cpu",
     ) -> None:
         self.recorder, self._models = recorder, Models(model)
         self.producer = recorder.producer
         self._clock, self.asked = clock, asked
-        self._pass = Pass(choose(recorder.settings.statistics, device), recorder)
+        self._pass: Pass | None = None
         self._registry = registry_of(recorder)
         self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
         self._harvester = self._dispatch.harvester
@@ -138,7 +135,7 @@ class Watch(Unwatched):
         with guard("scaler.gradients", self.recorder.fault):
             replicas = internals.replicas_for(scaler, torchs, factors)
             left = self._take_gradients(scaler, optimizer, fused, replicas)
-        if left is None or replicas is None:
+        if left is None or replicas is None or self._pass is None:
             return None
         index, gradients = left
         flags = replicas.found_inf()
@@ -279,6 +276,7 @@ class Watch(Unwatched):
             torchs: what torch's own method would do; None where another is called.
         """
         index = self._seen(scaler, optimizer)
+        assert self._pass is not None  # since it was seen
         if index in self._measured.gradients:
             return None
         if optimizer not in self._lists:
@@ -378,6 +376,7 @@ class Watch(Unwatched):
     def _introduce(self, scaler: Scaler, replaces: int | None = None) -> int:
         """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""
         if self._scaler < 0:
+            self._pass = Pass(self._statistics_for(scaler), self.recorder)
             self._scaler = self._registry.new_scaler()
             self.recorder.describe(device=internals.device_name(scaler), statistics=self._pass.name)
             self._dispatch.event(
@@ -388,6 +387,11 @@ class Watch(Unwatched):
                 replaces=replaces,
             )
         return self._scaler
+
+    def _statistics_for(self, scaler: Scaler) -> Statistics:
+        """Now that the device is at work; a disabled scaler has no gradients that they would be taken of."""
+        wanted = self.recorder.settings.statistics if scaler.is_enabled() else REFERENCE
+        return choose(wanted, internals.device_type(scaler))
 
     def _names_of_model(self) -> dict[int, Name]:
         """Looked up when the first gradients are there: by then every lazy parameter is."""

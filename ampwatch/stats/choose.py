@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from ampwatch.errors import SettingsError
 from ampwatch.notices import warn
 
+from .proof import Proofs
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -28,12 +30,14 @@ class Statistics(NamedTuple):
     `name` is what the run's header says. `compute` is `stats.reference.statistics_of` or its equal: gradients of one
     device → (n, WIDTH) float64 there, without a synchronisation. `unscale(grads, found_inf, inv_scale)` answers the
     same, and besides does in place, bit for bit, what torch._amp_foreach_non_finite_check_and_unscale_ does; what it
-    raises once it may have changed something is a `Touched`. None where there is no such pass.
+    raises once it may have changed something is a `Touched`. None where there is no such pass. `on_fault` is told what
+    either of them raised in a training, after which neither is called again there.
     """
 
     name: str
     compute: Callable[[Sequence[Tensor]], Tensor]
     unscale: Unscale | None = None
+    on_fault: Callable[[BaseException], None] | None = None
 
 
 def check(name: str) -> None:
@@ -43,43 +47,57 @@ def check(name: str) -> None:
         raise SettingsError(f"statistics (AMPWATCH_STATS): got {name!r}, it must be one of {allowed}")
 
 
-def choose(name: str = AUTO, device: str = "cpu") -> Statistics:
+def choose(name: str = AUTO, device: str = "cpu", proofs: Proofs | None = None) -> Statistics:
     """The implementation of the statistics pass for a scaler; each is logged at its first use in the process.
 
-    `auto` is the CPU kernel for a scaler on the CPU, where it was built, else the reference: the Triton kernel has
-    never run on a GPU, so it has to be asked for. One that is asked for and cannot work gives one warning and the
-    reference.
+    `auto` is the compiled pass of the device: on the CPU where it was built, on GPUs where `ampwatch doctor` has
+    proved it (proof.py); else the reference. To be called when the device is at work: before that nothing is known of
+    a GPU. What was asked for and cannot work, and a GPU without a proof, gives one warning and the reference.
 
     Arguments:
         name: `Settings.statistics`, where the environment has been read already.
         device: type of the scaler's device.
+        proofs: by default those of this user.
     Errors: SettingsError for a name that is none of `IMPLEMENTATIONS`.
     """
-    choice = weigh(name, device)
-    if not choice.as_asked:
-        _warn_once(name, choice.why)
-    return load(choice.name)
+    proofs = Proofs() if proofs is None else proofs
+    choice = weigh(name, device, proofs)
+    if choice.warning:
+        _warn_once(choice.warning)
+    statistics = load(choice.name)
+    return statistics._replace(on_fault=proofs.withdraw) if choice.name == "triton" else statistics
 
 
 class Choice(NamedTuple):
-    """The name of an implementation, why it is that one, and whether it is what was asked for."""
+    """The name of an implementation, why it is that one, and whether it is what was asked for; a warning where it is
+    slower than it need be.
+    """
 
     name: str
     why: str
     as_asked: bool = True
+    warning: str = ""
 
 
-def weigh(name: str = AUTO, device: str = "cpu") -> Choice:
+def weigh(name: str = AUTO, device: str = "cpu", proofs: Proofs | None = None) -> Choice:
     """What `choose` would pick, without loading it. Arguments and errors as there."""
     check(name)
-    obstacle = _obstacle("cpu" if name == AUTO else name, device)
     if name != AUTO:
-        return Choice(name, "it was asked for") if obstacle is None else Choice(REFERENCE, obstacle, False)
+        obstacle = _obstacle(name, device)
+        if obstacle is None:
+            return Choice(name, "it was asked for")
+        warning = f"statistics pass {name!r} cannot be used: {obstacle}. The reference takes its place."
+        return Choice(REFERENCE, obstacle, False, warning)
+    if device != "cuda":
+        obstacle = _obstacle("cpu", device)
+        if obstacle is None:
+            return Choice("cpu", "auto takes the compiled pass, which was built")
+        return Choice(REFERENCE, f"auto takes it, as {obstacle}")
+    obstacle = (Proofs() if proofs is None else proofs).obstacle()
     if obstacle is None:
-        return Choice("cpu", "auto takes the compiled pass, which was built")
-    if device == "cuda":
-        obstacle = "the Triton kernel has not run on a GPU yet, AMPWATCH_STATS=triton opts in"
-    return Choice(REFERENCE, f"auto takes it, as {obstacle}")
+        return Choice("triton", "auto takes it, as `ampwatch doctor` has proved it on this GPU")
+    warning = f"statistics are taken by plain torch, which is slow on a GPU: {obstacle}."
+    return Choice(REFERENCE, f"auto takes it, as {obstacle}", warning=warning)
 
 
 def _obstacle(name: str, device: str) -> str | None:
@@ -100,8 +118,8 @@ def _obstacle(name: str, device: str) -> str | None:
 
 
 @cache
-def _warn_once(name: str, obstacle: str) -> None:
-    warn("statistics pass %r cannot be used: %s. The reference takes its place.", name, obstacle)
+def _warn_once(warning: str) -> None:
+    warn("%s", warning)
 
 
 @cache

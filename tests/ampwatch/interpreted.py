@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampwatch.stats import fused
+from ampwatch.stats import fused, trial
 from ampwatch.stats import triton_kernel as kernel
+from ampwatch.stats.choose import Statistics
 from ampwatch.stats.layout import WIDTH
 from ampwatch.stats.tables import TO_THE_END
 
@@ -75,6 +76,14 @@ def _fail() -> None:
 def statistics(grads: list[Tensor]) -> tuple[Tensor, list[bool]]:
     """Rows of statistics, and which gradients the kernel took."""
     return fused.statistics_of(grads), [fused.handles(grad) for grad in grads]
+
+
+def tried(dtype: torch.dtype) -> tuple[bool, str]:
+    """What `ampwatch doctor` would find of a device that were this interpreter."""
+    ticks = iter((100.0, 130.0, 900.0))  # torch's pass, ours, and the reference
+    passes = Statistics("triton", fused.statistics_of, fused.unscale_with_statistics_)
+    cases = trial.cases("cpu", [dtype], large=70_001, many=40)
+    return tuple(trial.verdict(passes, "cpu", lambda _: next(ticks), cases))
 
 
 def far_end(last: list[float]) -> Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 import ampwatch
 from ampwatch.errors import SettingsError
 from ampwatch.settings import Settings
 from ampwatch.stats import choose as choosing
 from ampwatch.stats import cpu, fused
-from ampwatch.stats.choose import choose
+from ampwatch.stats.choose import Statistics, choose
 from ampwatch.stats.reference import statistics_of
 
 from .recorded import MemoryRecorder
@@ -30,7 +31,7 @@ def messages(caplog):
 def test_a_choice_is_logged_once(caplog):
     caplog.set_level(logging.INFO, logger="ampwatch")
     assert choose("reference") is choose("reference")
-    assert choose("reference") == ("reference", statistics_of, None)
+    assert choose("reference") == Statistics("reference", statistics_of)
     assert messages(caplog) == ["statistics pass: reference"]
 
 
@@ -40,9 +41,8 @@ def test_auto_on_the_cpu_is_the_kernel_where_it_was_built(built, name, monkeypat
     assert choose("auto", "cpu").name == name
 
 
-def test_on_a_gpu_triton_has_to_be_asked_for(monkeypatch):
+def test_on_a_gpu_triton_is_taken_where_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(fused, "available", lambda: True)
-    assert [choose(name, "cuda").name for name in ("auto", "triton")] == ["reference", "triton"]
     assert choose("triton", "cuda").unscale is fused.unscale_with_statistics_
 
 
@@ -77,9 +77,17 @@ def test_the_environment_has_no_say_beside_the_settings(monkeypatch):
         choose(Settings.load().statistics)
 
 
-def test_each_scaler_has_the_pass_of_its_own_device():
-    names = []
-    for device in ("cpu", "cuda"):
-        scaler = ampwatch.GradScaler(device, recorder=MemoryRecorder(), enabled=device == "cpu")
-        names.append(vars(scaler)["_ampwatch"]._pass.name)
-    assert names == [choose("auto", "cpu").name, "reference"]
+def test_a_scaler_chooses_when_it_is_first_used_and_its_device_at_work():
+    recorder = MemoryRecorder()
+    scaler = ampwatch.GradScaler("cpu", recorder=recorder)
+    assert recorder.description == {}
+    weight = torch.nn.Parameter(torch.ones(2))
+    scaler.scale(weight.sum()).backward()
+    scaler.step(torch.optim.SGD([weight]))
+    assert recorder.description["statistics"] == choose("auto", "cpu").name
+
+
+def test_a_scaler_that_is_off_says_nothing_of_a_pass(caplog):
+    recorder = MemoryRecorder()
+    ampwatch.GradScaler("cuda", recorder=recorder, enabled=False).scale(torch.ones(()))
+    assert (recorder.description["statistics"], messages(caplog)) == ("reference", [])

@@ -63,7 +63,7 @@ def test_a_pass_that_computes_something_else_is_found_out(monkeypatch):
     wrong = choose.Statistics("reference", lambda grads: reference.statistics_of(grads) + 1)
     monkeypatch.setattr(choose, "load", lambda name: wrong)
     found = looked()["reference pass"]
-    assert (found.state, found.says.split(": ")[1]) == ("failed", "sum_sq is not what the reference computes")
+    assert (found.state, found.says.split(": ")[2]) == ("failed", "sum_sq is not what the reference computes")
 
 
 def test_a_pass_that_unscales_wrongly_is_found_out(monkeypatch):

@@ -179,6 +179,20 @@ def test_squares_that_rise_and_fall_within_an_item(interpreted, sizes):
     check(interpreted("one_item", grad).unsqueeze(0), [grad])
 
 
+def test_the_trial_of_the_doctor_is_passed(interpreted):
+    assert interpreted("tried", torch.float32) == (
+        True,
+        "equal to its definition in 6 lists of gradients; 28 M elements take 130 us, torch's own pass 100 us, "
+        "and the reference 900 us more",
+    )
+
+
+def test_the_trial_finds_what_the_interpreter_does_wrong(interpreted):
+    """It cuts bfloat16 off instead of rounding it."""
+    holds, says = interpreted("tried", torch.bfloat16)
+    assert (holds, says.startswith("any bits of bfloat16")) == (False, True)
+
+
 # ------------------------------------------------------------------------------------------- compiled, and not run
 
 
