@@ -53,7 +53,7 @@ def dead_zone(case: Case) -> Iterator[Finding]:
 
 def _dead_zone(case: Case, episode: Episode) -> Finding:
     left = _attempts_left(episode)
-    how_far = "has come" if left == 0 else f"comes in {texts.times(left)}"
+    when = "from here on" if left == 0 else f"after {texts.times(left, 'more skip')}"
     closed = episode.closed
     after = (
         texts.RECOVERY["recovered"].format(closed=texts.at(closed)) if closed else texts.RECOVERY["dead_zone"]
@@ -64,7 +64,7 @@ def _dead_zone(case: Case, episode: Episode) -> Finding:
         "dead_zone",
         "fatal",
         texts.HEADLINES["dead_zone"].format(
-            first=texts.at(episode.first), scale=scale, how_far=how_far, recovery=after
+            first=texts.at(episode.first), scale=scale, when=when, recovery=after
         ),
         first=episode.first,
         last=episode.last,

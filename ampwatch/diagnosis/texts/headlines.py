@@ -198,8 +198,8 @@ HEADLINES: Final = {
         "by itself."
     ),
     "dead_zone": (
-        "The loss scale has fallen to {scale} since {first}; the point at which the first healthy batch destroys the "
-        "weights {how_far}. {recovery}"
+        "The loss scale has fallen to {scale} since {first}: {when} the first healthy batch destroys the weights. "
+        "{recovery}"
     ),
     "many_optimizers.starved": (
         "{name} is skipped in every attempt since {first} while {other} goes on: its gradients overflow by themselves, and "
@@ -305,7 +305,7 @@ RECOVERY: Final = {
     "buffers_poisoned": (
         "They do not recover by themselves: training may go on, yet evaluation and checkpoints are NaN from {first} on."
     ),
-    "dead_zone": "Stop before it: it does not recover by itself.",
+    "dead_zone": "Stop the run: it does not recover by itself.",
     "diverged": "It does not recover by itself: stop and go back to a checkpoint from before {first}.",
     "fixed": "It does not recover by itself: the scale does not grow.",
     "grows": "The scale grows by itself, but needs about {attempts} clean attempts to get there.",
