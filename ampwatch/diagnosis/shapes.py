@@ -195,6 +195,8 @@ class _WithoutGrad(TypedDict, total=False):
 
 class _Check(_Optimizer, total=False):
     missed: _Missed
+    unowned: int
+    instead: _Missed | None
     on_meta: _Missed
     devices: list[str]
     without_grad: _WithoutGrad

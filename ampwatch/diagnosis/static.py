@@ -84,6 +84,7 @@ def no_gradients(case: Case) -> Iterator[Finding]:
         text = (
             f"{total} parameters: {data['trainable']} trainable, {data['frozen']} frozen, {_foreign(data)}."
         )
+        evidence = [Evidence(text=text, value=total, unit="parameters", attempt=check.attempt)]
         yield case.finding(
             "no_gradients",
             "error",
@@ -91,7 +92,7 @@ def no_gradients(case: Case) -> Iterator[Finding]:
                 first=texts.at(first), optimizer=data["class"], why=texts.WHY_NONE[why]
             ),
             first=first,
-            evidence=[Evidence(text=text, value=total, unit="parameters", attempt=check.attempt)],
+            evidence=evidence + _instead(data),
             advice=texts.ADVICE[f"no_gradients.{why}"],
             confidence=0.7 if why == "unknown" else 1.0,
         )
@@ -134,7 +135,8 @@ def untrained(case: Case) -> Iterator[Finding]:
     for same in looks.values():
         without = [look.get("without_grad", {}) for look in same]
         names = without[-1].get("tensors", []) if without else []
-        if names and all(each.get("tensors") == names for each in without):
+        is_replaced = any("unowned" in look for look in same)  # of which more is known
+        if names and not is_replaced and all(each.get("tensors") == names for each in without):
             yield _untrained(case, same[-1], without[-1]["count"], names)
 
 
@@ -159,21 +161,20 @@ def replaced(case: Case) -> Iterator[Finding]:
     """An optimizer that holds some tensors of another model, while the model trains some that no optimizer holds."""
     for check in case.described.checks.events:
         data = check.data
-        missed, foreign = data.get("missed"), data.get("foreign")
-        if not missed or not missed["count"] or not foreign:
+        missed, foreign = data.get("missed"), data.get("unowned", data.get("foreign"))
+        total = data.get("trainable", 0) + data.get("frozen", 0)
+        sharded = case.described.scaler_class == "ShardedGradScaler"
+        if not missed or not missed["count"] or not foreign or foreign == total or sharded:
             continue
-        total = data["trainable"] + data["frozen"]
-        if foreign == total:
-            continue
-        tensor = missed["tensors"][0]
+        first, tensor = _moment(case, check), missed["tensors"][0]
         text = f"The model trains {texts.times(missed['count'], 'parameter')} that no optimizer holds: {', '.join(missed['tensors'])}."
         yield case.finding(
             "no_gradients",
             "warning",
             texts.HEADLINES["no_gradients.replaced"].format(
-                optimizer=data["class"], foreign=foreign, total=total, tensor=tensor
+                optimizer=data["class"], foreign=foreign, total=total, tensor=tensor, first=texts.at(first)
             ),
-            first=Moment(0, 0),
+            first=first,
             evidence=[Evidence(text=text, value=missed["count"], unit="parameters", tensor=tensor)],
             advice=texts.ADVICE["no_gradients.foreign"],
             confidence=0.8,
@@ -297,9 +298,17 @@ def _why_none(data: dict[str, Any]) -> str:
     total = data.get("trainable", 0) + data.get("frozen", 0)
     if data.get("trainable") == 0:
         return "frozen"
-    if data.get("foreign") == total:
+    if data.get("foreign") == total or data.get("instead"):
         return "foreign"
     return "detached" if data.get("loss_has_graph") is False else "unknown"
+
+
+def _instead(data: dict[str, Any]) -> list[Evidence]:
+    seen = data.get("instead")
+    if not seen:
+        return []
+    text = f"{texts.times(seen['count'], 'parameter')} with a gradient and in no optimizer: {', '.join(seen['tensors'])}."
+    return [Evidence(text=text, value=seen["count"], unit="parameters", tensor=seen["tensors"][0])]
 
 
 def _never_has_one(data: dict[str, Any], why: str) -> bool:

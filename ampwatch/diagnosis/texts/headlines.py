@@ -89,7 +89,7 @@ HEADLINES: Final = {
     ),
     "no_gradients.replaced": (
         "{foreign} of {total} parameters of {optimizer} are not the model's, and {tensor}, which the model trains, is in no "
-        "optimizer: it stays what it is from the first step until an optimizer holds it."
+        "optimizer: seen at {first}, it stays what it is until an optimizer holds it."
     ),
     "missing_scaler": (
         "Autocast runs with float16 and no GradScaler is on: small gradients become zero unnoticed, from the first step "
