@@ -175,7 +175,7 @@ class Batch(msgspec.Struct, frozen=True):
         """The columns of an `attempts` or `tensors` batch, as read-only views of the body. InvalidBatch if torn.
 
         Arguments:
-            names: only `attempt` and these, of those that it has; all if None.
+            names: only `attempt` and these, of those that it has; all if None. All are checked.
         """
         return _decode_table(self.kind, self.body, names)
 
@@ -376,27 +376,33 @@ def _decode_table(kind: Kind, body: bytes, names: Collection[str] | None) -> Tab
     for name in REQUIRED[kind]:
         if name not in columns:
             raise InvalidBatch(f"columns.{name}", f"it is required in {kind}")
-    if names is not None:
-        columns = {name: column for name, column in columns.items() if name in names or name == "attempt"}
-    table = {name: _decode_column(kind, name, column) for name, column in columns.items()}
-    rows = len(table["attempt"])
-    for name, array in table.items():
-        if len(array) != rows:
-            raise InvalidBatch(f"columns.{name}", f"got {len(array)} rows, `attempt` has {rows}")
-    return table
+    forms, rows = _FORMS[kind], len(columns["attempt"][2]) // _FORMS[kind]["attempt"].row_bytes
+    for name, (dtype, width, data) in columns.items():
+        form = forms.get(name) or _form_of(kind, name)
+        if dtype != form.dtype or width != form.width or len(data) != rows * form.row_bytes:
+            raise _misfit(name, columns[name], form, rows)
+    chosen = [name for name in columns if names is None or name in names or name == "attempt"]
+    return {name: _view(kind, name, columns[name][2]) for name in chosen}
 
 
-def _decode_column(kind: Kind, name: str, column: tuple[str, int, bytes]) -> Array:
+def _misfit(name: str, column: tuple[str, int, bytes], form: _Form, rows: int) -> InvalidBatch:
+    """What is wrong with a column that has not the form it must have."""
     dtype, width, data = column
-    form = _FORMS[kind].get(name) or _form_of(kind, name)
+    length, rest = divmod(len(data), form.row_bytes)
+    reason = f"got {length} rows, `attempt` has {rows}"
     if dtype != form.dtype:
-        raise InvalidBatch(f"columns.{name}", f"got dtype {dtype!r}, it must be {form.dtype!r}")
-    if width != form.width:
-        raise InvalidBatch(f"columns.{name}", f"got width {width}")
-    if len(data) % form.row_bytes:
-        raise InvalidBatch(f"columns.{name}", f"{len(data)} bytes are not whole rows of {dtype}")
+        reason = f"got dtype {dtype!r}, it must be {form.dtype!r}"
+    elif width != form.width:
+        reason = f"got width {width}"
+    elif rest:
+        reason = f"{len(data)} bytes are not whole rows of {dtype}"
+    return InvalidBatch(f"columns.{name}", reason)
+
+
+def _view(kind: Kind, name: str, data: bytes) -> Array:
+    form = _FORMS[kind].get(name) or _form_of(kind, name)
     array = np.frombuffer(data, form.numpy)
-    return array.reshape(-1, width) if width > 1 else array
+    return array.reshape(-1, form.width) if form.width > 1 else array
 
 
 def _form_of(kind: Kind, name: str) -> _Form:

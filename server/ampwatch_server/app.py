@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ampwatch.diagnosis.engine import Diagnosis
 
@@ -54,7 +55,6 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
     )
     app.state.service = service
     problems.install(app)
-    app.add_middleware(batches.Shortcut, path=f"{settings.root_path}{PREFIX}{batches.PATH}")
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(RequestLog)
     for module in (runs, batches, series, figures, compare, exports, replay, live, admin):
@@ -63,6 +63,15 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> 
     pages.install(app)
     describe(app)
     return app
+
+
+def served(app: FastAPI) -> ASGIApp:
+    """What a server runs: the application, past whose framework batches go."""
+    service: Service = app.state.service
+    settings = service.settings
+    path = f"{PREFIX}{batches.PATH}"
+    paths = (path, f"{settings.root_path}{path}")  # a proxy strips its prefix, or does not
+    return batches.Shortcut(app, service, lambda handler: RequestLog(Guard(handler, settings)), paths)
 
 
 def _version() -> str:

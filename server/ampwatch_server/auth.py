@@ -129,9 +129,10 @@ class Auth:
         """Whether what is known is believed without asking the database."""
         return time.monotonic() - self._read_at <= _CACHE_S
 
-    def knows(self, value: str | None) -> bool:
-        """Whether `find` would find a token without asking the database."""
-        return self.is_fresh and value is not None and _match(self._grants, _hash(value), "token") is not None
+    def known(self, value: str) -> Grant | None:
+        """What `find` would find for a token, where the database need not be asked; else None."""
+        found = _match(self._grants, _hash(value), "token") if self.is_fresh else None
+        return None if found is None or self._is_over(found) else found
 
     def holds(self, grant: Grant) -> bool:
         """Whether a grant that was found still stands: it was not revoked, and has not expired."""

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import zstandard
 
 from ampwatch import records
@@ -15,6 +16,8 @@ from ampwatch.records import Batch
 from .store.windows import MAX_ATTEMPT
 
 MAX_DEPTH: Final = 32  # of the data of an event
+_LOOKED_AT: Final = frozenset({"attempt", "stream", "tensor", "found_inf", "loss"})
+_URGENT: Final = frozenset({"skip", "call_fault", "fault", "check", "finish"})  # types of events
 _INT64: Final = 2**63
 _MAX_STREAM: Final = 2**31
 _MAX_WINDOW: Final = 1 << 27  # zstd: memory that a frame may ask a decompressor for
@@ -26,11 +29,18 @@ class TooLarge(AmpwatchError):
 
 
 class Extent(NamedTuple):
-    """First and last attempt of a table, -1 where it has none, as events; and how many rows it has."""
+    """What is known of a batch once it is checked.
+
+    Arguments:
+        first, last: attempts of a table; -1 where it has none, as events.
+        rows: of a table.
+        is_urgent: it tells of something that a person would want to hear of soon.
+    """
 
     first: int
     last: int
     rows: int = 0
+    is_urgent: bool = False
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
@@ -61,31 +71,46 @@ def check(batch: Batch) -> Extent:
     """Decode the body and check what the store relies on. InvalidBatch names the field and the reason."""
     if batch.kind != "events":
         return _check_table(batch)
-    for i, event in enumerate(batch.events()):
+    events = batch.events()
+    for i, event in enumerate(events):
         for name in ("attempt", "step", "stream", "repeat"):
             if not -_INT64 <= getattr(event, name) < _INT64:
                 raise InvalidBatch(f"events[{i}].{name}", "it must fit 64 bits")
         if _too_deep(event.data, MAX_DEPTH):
             raise InvalidBatch(f"events[{i}].data", f"it is nested deeper than {MAX_DEPTH}")
-    return Extent(-1, -1)
+    return Extent(-1, -1, is_urgent=any(event.type in _URGENT for event in events))
 
 
 def _check_table(batch: Batch) -> Extent:
-    table = batch.table()
+    """What is not looked at here is checked for its form only: that costs a tenth of making arrays."""
+    table = batch.table(_LOOKED_AT)
     attempt = table["attempt"]
     if not len(attempt):
         return Extent(-1, -1)
-    _check_range(attempt, "attempt", MAX_ATTEMPT)
+    first, last = _range_of(attempt, "attempt", MAX_ATTEMPT)
     for name in ("stream", "tensor"):
         if name in table:
-            _check_range(table[name], name, _MAX_STREAM)
-    return Extent(int(attempt.min()), int(attempt.max()), len(attempt))
+            _range_of(table[name], name, _MAX_STREAM)
+    return Extent(first, last, len(attempt), _has_trouble(table))
 
 
-def _check_range(column: records.Array, name: str, limit: int) -> None:
-    if column.min() < 0 or column.max() >= limit:
+def _range_of(column: records.Array, name: str, limit: int) -> tuple[int, int]:
+    """Least and greatest of a column, both in 0 … limit - 1."""
+    least, greatest = int(column.min()), int(column.max())
+    if least < 0 or greatest >= limit:
         outside = column[(column < 0) | (column >= limit)]
         raise InvalidBatch(f"columns.{name}", f"got {outside[0]}, it must be in 0 … {limit - 1}")
+    return least, greatest
+
+
+def _has_trouble(table: records.Table) -> bool:
+    """Whether a step was skipped, or a loss is not finite although it was measured."""
+    if "found_inf" in table and table["found_inf"].any():
+        return True
+    loss = table.get("loss")
+    if loss is None or (finite := np.isfinite(loss)).all():
+        return False
+    return not records.is_missing(loss[~finite]).all()
 
 
 def _too_deep(value: Any, left: int) -> bool:

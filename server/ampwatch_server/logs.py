@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any, Final, Literal
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,7 +97,7 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:
@@ -115,9 +115,19 @@ class RequestLog:
             _log(scope, status, time.perf_counter() - started)
 
 
+def new_id() -> str:
+    """An id that no other request has."""
+    return f"{_PROCESS}{next(_COUNT):06x}"
+
+
+def log_unread(request_id: str) -> None:
+    """What came could not be parsed, so that nothing but the id of the answer is known."""
+    log.info("no request 400", extra={"fields": {"status": 400, "request_id": request_id}})
+
+
 def _id_of(scope: Scope) -> str:
     given = Headers(scope=scope).get("x-request-id", "")
-    return given if _GIVEN_ID.match(given) else f"{_PROCESS}{next(_COUNT):06x}"
+    return given if _GIVEN_ID.match(given) else new_id()
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

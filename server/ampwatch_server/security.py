@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -35,8 +36,9 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_RAW: Final = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-_NAMES: Final = frozenset(name for name, _ in _RAW)
+RAW_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_NAMES: Final = frozenset(name for name, _ in RAW_HEADERS)
+_NAMES_KEPT: Final = 256  # of hosts, that need not be parsed again
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -65,7 +67,7 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = (pair for pair in message.get("headers", ()) if pair[0].lower() not in _NAMES)
-                message["headers"] = [*given, *_RAW]
+                message["headers"] = [*given, *RAW_HEADERS]
             await send(message)
 
         await handler(self._rooted(scope), receive, send_guarded)
@@ -98,6 +100,7 @@ def allowed_hosts(settings: Settings) -> frozenset[str]:
     return frozenset(own)
 
 
+@lru_cache(maxsize=_NAMES_KEPT)
 def _name(host: str) -> str:
     """The name in a Host header, without its port and the brackets of an IPv6 address."""
     try:
@@ -106,6 +109,7 @@ def _name(host: str) -> str:
         return ""
 
 
+@lru_cache(maxsize=_NAMES_KEPT)
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

@@ -20,12 +20,13 @@ from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.settings import token_path
 
-from .app import create_app
+from .app import create_app, served
 from .auth import LINK_S, SCOPES, first_token
 from .destinations import AlertSettings
 from .diagnoser import Engine
 from .service import Service
 from .settings import Keep, Settings, default_database
+from .wire import Protocol
 
 DEFAULT_PORT: Final = 8765
 STOP_S: Final = 5.0  # requests under way at a stop get so long to end
@@ -128,10 +129,11 @@ class _Server(uvicorn.Server):
         self, app: FastAPI, settings: Settings, listener: socket.socket, ready: Callable[[str], None]
     ) -> None:
         config = uvicorn.Config(
-            app,
+            served(app),
             log_config=None,
             access_log=False,  # it would write the codes of one-time links
             server_header=False,
+            http=Protocol,
             ws="none",
             timeout_graceful_shutdown=int(STOP_S),
         )

@@ -17,6 +17,7 @@ from .compactor import Compactor
 from .db import Database, upsert
 from .diagnoser import Engine
 from .follow import Follower
+from .handoff import Handoff
 from .inbox import Inbox
 from .live import SKEW_S, Hub, News
 from .metrics import Labels, Metrics, gauges
@@ -70,6 +71,7 @@ class Service:
             self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note, self.metrics
         )
         self.inbox = Inbox(self.database, settings, self.compactor.announce)
+        self.handoff = Handoff()  # from the inbox's commits to the loop that answers
         self.retention = Retention(self.database, settings)
         self.token_rates = Rates(settings.token_per_s)
         self.producer_rates = Rates(settings.producer_per_s)

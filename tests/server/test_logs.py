@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import socket
 
 import httpx
 import pytest
@@ -84,3 +86,18 @@ def test_an_error_of_ours_is_an_answer_with_its_id(
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "me")
     assert answer.json()["detail"] == "the server met an error of its own; its log says more"
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_is_no_request_is_refused_with_an_id(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert lines[0] == "HTTP/1.1 400 Bad Request"
+    assert re.fullmatch("[0-9a-f]{16}", headers["x-request-id"])
+    assert headers["content-type"] == "application/problem+json"
+    assert int(headers["content-length"]) == len(body)
+    told = "this is no HTTP request that the server can read"
+    assert json.loads(body) == {"type": "about:blank", "title": "Bad Request", "status": 400, "detail": told}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Final
 
 from anyio.to_thread import run_sync
@@ -23,29 +22,35 @@ from ampwatch_server.rates import Rates
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
 
-from .common import answer, bearer, problems, require, service_of
+from .common import allowed, answer, bearer, problems, require, service_of
 
 
 class Shortcut:
-    """ASGI middleware, the innermost: gives batches to `post_batch` past the framework.
+    """ASGI middleware: gives batches to `store`, past an app that would find it too.
 
-    Finding a route, and whatever else stands around a handler, takes longer than storing a small batch. In the
-    router the route stands for its documentation, and for other methods, which it refuses.
+    Finding a route, and whatever else a framework does around a handler, takes longer than storing a small batch. In
+    the router the route stands for its documentation, and for other methods, which it refuses.
 
     Arguments:
-        path: at which batches are posted, with the server's prefix.
+        app: for all other requests.
+        guarded: puts what stands before every route before a handler.
+        paths: at which batches are posted.
     """
 
-    def __init__(self, app: ASGIApp, path: str) -> None:
-        self._app, self._path = app, path
+    def __init__(
+        self, app: ASGIApp, service: Service, guarded: Callable[[ASGIApp], ASGIApp], paths: Collection[str]
+    ) -> None:
+        self._app, self._service, self._paths = app, service, frozenset(paths)
+        self._store = guarded(self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a batch, or pass a request on."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != self._path:
-            await self._app(scope, receive, send)
-            return
+        is_batch = scope["type"] == "http" and scope["path"] in self._paths and scope["method"] == "POST"
+        await (self._store if is_batch else self._app)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answered = await post_batch(Request(scope, receive))
+            answered = await store(Request(scope, receive), self._service)
         except AmpwatchError as error:
             answered = answer_to(error)
         await answered(scope, receive, send)
@@ -88,14 +93,18 @@ _BODY: Final[dict[str, Any]] = {
 )
 async def post_batch(request: Request) -> Response:
     """Store one batch. The answer comes after the durable commit; the same batch may be sent any number of times."""
-    service = service_of(request)
+    return await store(request, service_of(request))
+
+
+async def store(request: Request, service: Service) -> Response:
+    """Store one batch: the receipt, or the error to answer with."""
     grant = await _writer(request, service)
     _admit(service.token_rates, grant.id, "this token")
     started = time.perf_counter()
     try:
         batch, extent = await _read(request, service.settings)
         _admit(service.producer_rates, batch.producer, f"producer {batch.producer}")
-        stored = await asyncio.wrap_future(service.inbox.append(batch, extent, project=grant.project))
+        stored = await service.handoff.wait(service.inbox.append(batch, extent, project=grant.project))
     except Exception:
         service.metrics.add("ampwatch_batches_total", label=("outcome", "refused"))
         raise
@@ -110,9 +119,11 @@ async def post_batch(request: Request) -> Response:
 
 async def _writer(request: Request, service: Service) -> Grant:
     """Who sends. Looked up in this thread where the token is known: changing threads costs more."""
-    if service.auth.knows(bearer(request)):
-        return _may_write(request, service)
-    return await run_sync(_may_write, request, service)
+    token = bearer(request)
+    grant = None if token is None else service.auth.known(token)
+    if grant is None:
+        return await run_sync(_may_write, request, service)
+    return allowed(grant, "write", request, service)
 
 
 def _admit(rates: Rates, sender: Hashable, told: str) -> None:

@@ -67,14 +67,19 @@ def require(scope: Scope, *, whole: bool = False) -> Callable[[Request, Service]
         if grant is None:
             told = _UNKNOWN if bearer(request) else _NOBODY
             raise Problem(401, told, headers={"WWW-Authenticate": "Bearer"})
-        service.auth.used(grant, request.client.host if request.client else "")
-        if not grant.scopes & {scope, "admin"}:
-            raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
-        if whole and grant.project is not None:
-            raise Problem(403, f"the {grant.kind} {grant.name!r} is for project {grant.project!r} only")
-        return grant
+        return allowed(grant, scope, request, service, whole=whole)
 
     return check
+
+
+def allowed(grant: Grant, scope: Scope, request: Request, service: Service, *, whole: bool = False) -> Grant:
+    """A grant that is known, if it has the scope: 403 where it has not. Its use is noted."""
+    service.auth.used(grant, request.client.host if request.client else "")
+    if not grant.scopes & {scope, "admin"}:
+        raise Problem(403, f"the {grant.kind} {grant.name!r} lacks the scope {scope!r}")
+    if whole and grant.project is not None:
+        raise Problem(403, f"the {grant.kind} {grant.name!r} is for project {grant.project!r} only")
+    return grant
 
 
 def asked(
