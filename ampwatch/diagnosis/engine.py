@@ -57,6 +57,7 @@ from .static import (
     untrained,
 )
 from .trace import TRACE
+from .vanished import always_zero, nothing_but_zeros
 
 Rule = Callable[[Case], Iterator[Finding]]
 RunRule = Callable[[Sequence[Sequence[Case]]], Iterator[Finding]]
@@ -84,7 +85,9 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
     schedule_ahead,
     no_updates,
     rate_of_zero,
+    nothing_but_zeros,
     untrained,
+    always_zero,
     underflow,
     growth_probe,
     calibration,

@@ -27,6 +27,7 @@ from .rows import Rows, are_nonfinite, runs_of
 from .scale_path import DEFAULT_INTERVAL, ScalePath
 from .spikes import Spikes
 from .trends import ESTABLISHED, Depth, Recent, Trend
+from .zeros import Zeros
 
 KEPT_EPISODES: Final = 128  # the first and the last of them, each
 
@@ -62,8 +63,7 @@ class Stream:
     overflow: tuple[int, float] = (0, math.inf)  # attempt and scale of the newest skip with a finite loss
     applied: Moment | None = None  # the first step that unscaling made inf or NaN
     applied_scale: float = 0.0
-    zero_since: Moment | None = None  # every gradient zero although the loss is not
-    zero_attempts: int = 0
+    zeros: Zeros = field(default_factory=Zeros)
     episodes: list[Episode] = field(default_factory=list)
     open: Episode | None = None
     probes: Probes = field(default_factory=Probes)
@@ -149,7 +149,7 @@ class Stream:
         self._note_epoch(rows)
         self.path.fold(rows, self.recent.newest[:, 3])
         self.spikes.fold(rows, self.recent.newest[:, 2])
-        self._note_zeros(rows)
+        self.zeros.fold(rows)
         self.recent.add(np.stack([rows["attempt"], rows["step"], rows["loss"], rows["norm"]], axis=1))
         self.last, self.scale = moment_of(rows[-1]), float(rows["scale_after"][-1])
 
@@ -163,6 +163,7 @@ class Stream:
             self.open.position = moment.attempt - self.epoch_start
         self.attempts += 1
         self.skips += bool(row["skipped"])
+        self.zeros.learned = self.zeros.learned or bool(row["n_zero"] < row["numel"])
         self.path.growths_since_skip = 0
         finite = bool(np.isfinite(row["loss"]))
         if finite and row["skipped"]:
@@ -218,13 +219,3 @@ class Stream:
             self.episodes.append(episode)
             if len(self.episodes) > 2 * KEPT_EPISODES:
                 del self.episodes[KEPT_EPISODES]
-
-    def _note_zeros(self, rows: Rows) -> None:
-        zero = (rows["numel"] > 0) & (rows["n_zero"] == rows["numel"]) & (rows["loss"] != 0)
-        other = np.flatnonzero(~zero)
-        if len(other):
-            self.zero_since, self.zero_attempts = None, 0
-            rows = rows[other[-1] + 1 :]
-        if len(rows):
-            self.zero_since = self.zero_since or moment_of(rows[0])
-            self.zero_attempts += len(rows)

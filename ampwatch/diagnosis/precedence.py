@@ -108,6 +108,8 @@ _LATER: Final = frozenset(
     {("weights_poisoned", "dead_zone"), ("narrow_range", "summed_loss"), ("underflow", "summed_loss")}
 )
 """What came of the other, or may be seen after it, and is the headline all the same."""
+_DETAILED: Final = frozenset({"call_order", "scaler_bypassed", "no_gradients"})
+"""Kinds that say different things of a stream."""
 _SLACK: Final = {
     "grads_not_cleared": 2,
     "rank_disagreement": 1,
@@ -143,7 +145,7 @@ def _repeated(findings: Iterable[Finding]) -> list[Finding]:
     """One finding for a kind that comes again in a stream, over all its occurrences."""
     again: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
-        detail = finding.headline if finding.kind in ("call_order", "scaler_bypassed") else ""
+        detail = finding.headline if finding.kind in _DETAILED else ""
         same = (finding.kind, finding.severity, finding.producer, finding.stream, finding.module, detail)
         again.setdefault(same, []).append(finding)
     return [_joined(same) for same in again.values()]

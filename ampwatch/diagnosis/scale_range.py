@@ -327,15 +327,17 @@ def _recovery(case: Case, raise_log2: int) -> str:
 
 def _everything_zero(case: Case) -> Iterator[Finding]:
     """No gradient at all comes through, so that no tensor can show where it was computed."""
-    stream, first = case.stream, case.stream.zero_since
-    low = stream.scale <= PRESUMED_SCALE and case.described.autocast == "float16"
-    if first is None or stream.zero_attempts < ZERO_ATTEMPTS or not low:
+    stream, zeros = case.stream, case.stream.zeros
+    first = zeros.since
+    if first is None or zeros.attempts < ZERO_ATTEMPTS or zeros.losses or not may_underflow(case):
         return
-    text = f"All gradient elements of {texts.times(stream.zero_attempts)} in a row are exactly zero, the loss is not."
+    text = (
+        f"All gradient elements of {texts.times(zeros.attempts)} in a row are exactly zero, the loss is not."
+    )
     headline = texts.HEADLINES["underflow.all"].format(
         first=texts.at(first), scale=texts.power(stream.scale), recovery=_recovery(case, 16)
     )
-    evidence = [Evidence(text=text, value=stream.zero_attempts, unit="attempts", attempt=first.attempt)]
+    evidence = [Evidence(text=text, value=zeros.attempts, unit="attempts", attempt=first.attempt)]
     yield case.finding(
         "underflow",
         "warning",
@@ -345,6 +347,11 @@ def _everything_zero(case: Case) -> Iterator[Finding]:
         advice=texts.ADVICE["underflow.all"],
         confidence=0.6,
     )
+
+
+def may_underflow(case: Case) -> bool:
+    """Whether zeros of unknown origin are presumed to have underflowed: in float16, at a scale so low."""
+    return case.stream.scale <= PRESUMED_SCALE and case.described.autocast == "float16"
 
 
 def _moment(case: Case, attempt: int) -> Moment:

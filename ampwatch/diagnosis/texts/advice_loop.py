@@ -56,6 +56,13 @@ LOOP: Final[dict[str, list[Advice]]] = {
     "no_gradients.frozen": [
         Advice("Unfreeze what is to be trained, or leave this optimizer out.", "p.requires_grad_(True)"),
     ],
+    "no_gradients.zero": [
+        Advice(
+            "If they are to be trained, look at what lies between them and the loss: units that are all dead, a mask without "
+            "an entry, a weight of 0, an output that is multiplied by 0.",
+        ),
+        Advice("If they are not, freeze them, or leave them out.", "p.requires_grad_(False)"),
+    ],
     "no_gradients.meta": [
         Advice(
             "Build the optimizer after the model has its numbers: to_empty() and load_state_dict(assign=True) put new "

@@ -40,6 +40,17 @@ SCALE: Final[dict[str, list[Advice]]] = {
             "over all weights, and momenta go on."
         ),
     ],
+    "no_updates.zero": [
+        Advice(
+            "Look for the factor that is 0: a weight of the loss, a mask without a sample, an average over a count that "
+            "float16 holds as inf (1 / 70000 is 0 there), an output that a clamp or a ReLU holds at its end.",
+            "for name, p in model.named_parameters():\n    print(name, p.grad.abs().max())  # after backward()",
+        ),
+        Advice("Compute the loss in float32.", "loss = criterion(output.float(), target)"),
+        Advice(
+            "Not a cure: another loss scale. Nothing shows that these zeros are gradients too small for float16."
+        ),
+    ],
     "no_updates.scale": [
         Advice(
             "Give the scaler a scale again, and look at what made this one: an update(new_scale) of the loop's own, or the "

@@ -83,6 +83,10 @@ HEADLINES: Final = {
     "no_gradients": (
         "No parameter of {optimizer} has a gradient at {first}: {why}. It does not recover by itself."
     ),
+    "no_gradients.zero": (
+        "{count}, {tensor} first, had nothing but zeros whenever they were looked at, while others had not: what comes back "
+        "to these weights is exactly zero. No harm if that is meant."
+    ),
     "no_gradients.meta": (
         "{count} of {optimizer}, {tensor} first, lie on the meta device, which holds no numbers, since {first}: no step can "
         "train them. It does not recover by itself."
@@ -244,6 +248,14 @@ HEADLINES: Final = {
     "no_updates.rate": (
         "Nothing is learned since {first}: {steps} taken at a learning rate of 0, at which no weight moves. It goes on until "
         "the schedule or the loop raises it."
+    ),
+    "no_updates.zero": (
+        "Every gradient has been exactly zero since {first}, in {attempts}{loss}: nothing is learned. It goes on until "
+        "something that is not zero reaches the weights."
+    ),
+    "no_updates.kept": (
+        "Every gradient has been exactly zero since {first}, in {attempts}{loss}: nothing more is learned of this data. "
+        "No harm where it is a margin that every sample keeps."
     ),
     "no_updates.scale": (
         "Nothing is learned since {first}: the loss scale is {scale}, which makes inf or NaN of every gradient and which no "
