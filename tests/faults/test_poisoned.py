@@ -72,7 +72,7 @@ def test_the_dead_zone_is_told_before_it_is_reached(tmp_path):
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.state) == ("dead_zone", "fatal", "open")
     assert finding.first_attempt == 0
-    assert "comes in 44 attempts" in finding.headline
+    assert "after 44 more skips" in finding.headline
 
 
 def test_before_2_to_the_minus_64_it_is_the_loss_that_is_told(tmp_path):
