@@ -1,6 +1,6 @@
 """How often the diagnosis is right: real training loops with a known fault, and the same loops without it.
 
-    python benchmarks/diagnosis.py [--seeds N] [--first SEED] [--set first|second|third|grid|long] [--only NAME …] [--jobs 2] [--plain] [--json]
+    python benchmarks/diagnosis.py [--seeds N] [--first SEED] [--set first|second|third|fourth|grid|long] [--only NAME …] [--jobs 2] [--plain] [--json]
     python benchmarks/diagnosis.py --healthy [--set …] [--seeds N]
     python benchmarks/diagnosis.py --trace NAME [--healthy] [--first SEED]
 
@@ -98,7 +98,8 @@ def perform(task: Task) -> Outcome:
             outcome.scales = _scales(lab.dir / lab.run)
             try:
                 outcome.findings = [
-                    dict(msgspec.to_builtins(f)) for f in ampwatch.diagnose(lab.dir / lab.run)
+                    dict(msgspec.to_builtins(f))
+                    for f in ampwatch.diagnose(lab.trace or lab.dir / lab.run, lab.policy)
                 ]
             except ampwatch.RunNotFound:
                 outcome.notes.append("nothing was recorded")
@@ -216,7 +217,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
         "--set",
-        choices=("first", "second", "third", "grid", "long"),
+        choices=("first", "second", "third", "fourth", "grid", "long"),
         help="the loops that were written together",
     )
     parser.add_argument("--only", nargs="+", default=[], help="loops, or kinds")

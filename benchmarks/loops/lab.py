@@ -45,6 +45,8 @@ class Lab:
     models: list[nn.Module] = field(default_factory=list)
     scalers: list[torch.amp.GradScaler] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    trace: Path | None = None  # what the loop has logged itself, to be diagnosed in place of a recorded run
+    policy: str = "torch"  # of the scaler that the trace is of
 
     def scaler(
         self, model: nn.Module, device: str = "cpu", *, named: bool = True, **options: Any
@@ -138,7 +140,7 @@ def add(loop: Loop) -> None:
 
 def _set_of(body: Callable[..., Any]) -> str:
     _, part, *_ = body.__module__.split(".")
-    return part if part in ("second", "third", "grid") else "first"
+    return part if part in ("second", "third", "fourth", "grid") else "first"
 
 
 def faulty(
