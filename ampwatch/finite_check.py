@@ -38,10 +38,11 @@ class _First:
 
 @dataclass(frozen=True)
 class _Now:
-    """Names of the tensors of a kind, in the order of their numbers, and the places of their first ones."""
+    """Names of the tensors of a kind, in the order of their numbers, whether they are trained, and the places of their first ones."""
 
     kind: str
     names: Sequence[str]
+    trained: Sequence[bool]
     places: Sequence[int]
     firsts: int
 
@@ -77,7 +78,8 @@ class FiniteCheck:
             first = self._first[kind]
             parts += [*first.magnitudes, magnitudes([_without_mask(tensors[key], kind) for key in tensors])]
             places = [first.places[key] for key in tensors]
-            looks.append(_Now(kind, [name for name, _ in tensors], places, len(first.places)))
+            trained = [tensor.requires_grad for tensor in tensors.values()]
+            looks.append(_Now(kind, [name for name, _ in tensors], trained, places, len(first.places)))
         return Observation("finite_check", gathered(parts), partial(_no_longer_finite, looks))
 
     def _tensors(self) -> dict[str, dict[_Key, Tensor]]:
@@ -111,5 +113,8 @@ def _no_longer_finite(looks: Sequence[_Now], numbers: Numbers) -> dict[str, Any]
         lost = np.flatnonzero(first & ~np.isfinite(numbers[middle:end]))
         names = [now.names[i] for i in lost[:MOST_NAMES]]
         data[now.kind] = {"checked": int(first.sum()), "nonfinite": names, "count": len(lost)}
+        if now.kind == "parameters":
+            reach = float(numbers[middle:end][list(now.trained)].sum())
+            data[now.kind]["reach"] = reach if np.isfinite(reach) else None
         start = end
     return data

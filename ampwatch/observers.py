@@ -285,10 +285,11 @@ class ReplicaProbe(Observer):
         if not self._called:
             return None
         self._wrappers.update(m for m in self._model.modules() if isinstance(m, DistributedDataParallel))
-        copies = [
-            p for wrapper in self._wrappers if wrapper.process_group.rank() > 0 for p in _averaged(wrapper)
-        ]
-        data = {"tensors": sorted(set(map(self._index, copies)))} if copies else {}
+        others = [wrapper for wrapper in self._wrappers if wrapper.process_group.rank() > 0]
+        copies = {self._index(p) for wrapper in others for p in _averaged(wrapper)}
+        firsts = {torch.distributed.get_global_rank(wrapper.process_group, 0) for wrapper in others}
+        first = firsts.pop() if len(firsts) == 1 else None
+        data = {"tensors": sorted(copies), "first": first} if copies else {}
         return Observation("replicas", gathered([]), lambda _: data)
 
     def _forget(self) -> None:
@@ -306,7 +307,9 @@ class ReplicaProbe(Observer):
 
 
 def _averaged(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
-    """The parameters whose gradients it averages."""
+    """The parameters whose gradients it averages over all of its group; none where steps are local on purpose."""
+    if any(getattr(hook, "__name__", "") == "post_localSGD_hook" for hook, _ in wrapper._comm_hooks):
+        return
     for name, parameter in wrapper.module.named_parameters():
         if parameter.requires_grad and name not in wrapper.parameters_to_ignore:
             yield parameter

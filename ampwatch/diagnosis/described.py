@@ -79,6 +79,7 @@ class Described:
     sparse_overflows: Kept = field(default_factory=Kept)
     captured: Kept = field(default_factory=Kept)
     dropped: Kept = field(default_factory=Kept)
+    _replicas: Latest = field(default_factory=Latest)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -121,6 +122,8 @@ class Described:
                     self.local_gradients.add(event)
                 case "sparse_overflow":
                     self.sparse_overflows.add(event)
+                case "replicas":
+                    self._replicas.put(0, event.time, event.data)
                 case "captured":
                     self.captured.add(event)
                 case "dropped":
@@ -145,6 +148,12 @@ class Described:
     def casts_by_hand(self) -> bool:
         """Whether modules without autocast were seen to compute in float16."""
         return any(event.data.get("by_hand") for event in self.autocasts.values())
+
+    @property
+    def replicas(self) -> dict[str, Any]:
+        """What of its gradients another rank has too; empty where nothing is averaged, or nobody looked."""
+        told: dict[str, Any] = self._replicas.get(0, {})
+        return told
 
     def interval(self, stream: int) -> int:
         """The growth interval of the scaler of a stream, in attempts."""

@@ -224,6 +224,8 @@ def _explains(cause: Finding, other: Finding) -> bool:
         return False
     if cause.severity == "info" != other.severity:
         return False
+    if cause.kind in _OF_RUN and cause.severity == "warning":  # ranks that train by themselves
+        return False
     if cause.producer != other.producer and cause.kind not in _OF_RUN:
         return False
     timeless = other.kind in _TIMELESS or (cause.kind, other.kind) in _LATER

@@ -1,4 +1,4 @@
-"""The ranks of a run against each other: scales or skips that differ, and a rank that alone breaks the loss.
+"""The ranks of a run against each other: scales, skips or gradients that differ, and a rank that alone breaks the loss.
 
 What breaks is the rank's own loss, or its gradients before they are reduced (event `local_gradients`). The lowest rank
 is compared with every other, attempt by attempt, each attempt once: what arrives late lets the two be compared anew.
@@ -19,6 +19,7 @@ from . import texts
 from .case import Case
 from .findings import Evidence, Finding
 from .moments import Moment, moment_of
+from .replicas import Apart, Norms, apart
 from .rows import Ledger, Rows
 
 LONELY_RUN, LONELY_COUNT = 3, 6  # attempts in a row, or in all, in which one rank alone has a non-finite loss
@@ -79,6 +80,7 @@ class _Pair:
     difference: Difference | None = None
     lower: _Alone = field(default_factory=_Alone)
     higher: _Alone = field(default_factory=_Alone)
+    norms: Norms = field(default_factory=Norms)
 
     def compare(self, a: Ledger, b: Ledger) -> None:
         upto = min(a.last, b.last)
@@ -92,6 +94,7 @@ class _Pair:
             rows, others = rows[i], others[j]
         self._differ(rows, others)
         self._alone(rows, others)
+        self.norms.fold(rows, others)
         self.upto = upto
 
     def _differ(self, a: Rows, b: Rows) -> None:
@@ -122,9 +125,8 @@ class Agreement:
         told = list(self._compared(members))
         if not told:
             return
-        differing = [(a, b, pair.difference) for a, b, pair in told if pair.difference]
-        if differing:
-            yield _disagreement(*min(differing, key=lambda each: each[2].at))
+        if (finding := _disagreement(told)) is not None:
+            yield finding
         losses = list(_lonely([(a, b, pair.lower, pair.higher) for a, b, pair in told], "loss"))
         yield from losses or _lonely([(a, b, *_by_gradients(a, b)) for a, b, _ in told], "gradients")
 
@@ -155,20 +157,47 @@ def _together(a: Case, b: Case) -> bool:
     return not apart > TOGETHER_S
 
 
-def _disagreement(lower: Case, higher: Case, seen: Difference) -> Finding:
-    ranks = lower.rank, higher.rank
+def _disagreement(told: Sequence[tuple[Case, Case, _Pair]]) -> Finding | None:
+    """What differs first; that ranks train by themselves only where every one does, and nothing else is known."""
+    found = [(a, b, apart(a, b, pair.norms)) for a, b, pair in told]
+    sure = [
+        *(_of_steps(a, b, pair.difference) for a, b, pair in told if pair.difference),
+        *(_of_model(a, b, seen) for a, b, seen in found if seen is not None and seen.what != "alone"),
+    ]
+    if sure:
+        return min(sure, key=lambda finding: finding.first_attempt)
+    alone = [_of_model(a, b, seen) for a, b, seen in found if seen is not None]
+    return alone[0] if len(alone) == len(told) else None
+
+
+def _of_steps(lower: Case, higher: Case, seen: Difference) -> Finding:
     states = [
         f"rank {rank}: loss scale {texts.power(scale)}, {'skipped' if skip else 'stepped'}"
-        for rank, scale, skip in zip(ranks, seen.scales, seen.skips, strict=True)
+        for rank, scale, skip in zip((lower.rank, higher.rank), seen.scales, seen.skips, strict=True)
     ]
+    evidence = Evidence(text=f"At {texts.at(seen.at)}: {'; '.join(states)}.", attempt=seen.at.attempt)
+    return _of_two(lower, higher, "rank_disagreement", seen.at, evidence)
+
+
+def _of_model(lower: Case, higher: Case, seen: Apart) -> Finding:
+    low, high = (f"{value:.6g}" for value in seen.values)
+    text = texts.APART[seen.what].format(
+        first=texts.at(seen.at), lower=lower.rank, higher=higher.rank, low=low, high=high
+    )
+    evidence = Evidence(text=text, value=seen.values[1], attempt=seen.at.attempt)
+    return _of_two(lower, higher, f"rank_disagreement.{seen.what}", seen.at, evidence)
+
+
+def _of_two(lower: Case, higher: Case, key: str, at: Moment, evidence: Evidence) -> Finding:
+    is_meant = key == "rank_disagreement.alone"  # perhaps
     return lower.finding(
         "rank_disagreement",
-        "fatal",
-        texts.HEADLINES["rank_disagreement"].format(first=texts.at(seen.at), low=ranks[0], high=ranks[1]),
-        first=seen.at,
-        evidence=[Evidence(text=f"At {texts.at(seen.at)}: {'; '.join(states)}.", attempt=seen.at.attempt)],
-        advice=texts.ADVICE["rank_disagreement"],
-        confidence=1.0,
+        "warning" if is_meant else "fatal",
+        texts.HEADLINES[key].format(first=texts.at(at), low=lower.rank, high=higher.rank),
+        first=at,
+        evidence=[evidence],
+        advice=texts.ADVICE[key],
+        confidence=0.7 if is_meant else 1.0,
     )
 
 

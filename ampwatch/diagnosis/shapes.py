@@ -94,8 +94,12 @@ class _Finite(TypedDict, total=False):
     count: int
 
 
+class _Parameters(_Finite, total=False):
+    reach: float | None
+
+
 class _FiniteCheck(TypedDict, total=False):
-    parameters: _Finite
+    parameters: _Parameters
     buffers: _Finite
 
 
@@ -162,6 +166,11 @@ class _LocalGradients(TypedDict, total=False):
     nonfinite: list[int]
 
 
+class _Replicas(TypedDict, total=False):
+    tensors: list[int]
+    first: int | None
+
+
 class _SparseOverflow(TypedDict, total=False):
     tensors: list[int]
 
@@ -226,6 +235,7 @@ SHAPES: Final[dict[str, Any]] = {
     "float32_check": _Float32Check,
     "fused_step": _FusedStep,
     "local_gradients": _LocalGradients,
+    "replicas": _Replicas,
     "sparse_overflow": _SparseOverflow,
     "dropped": _Dropped,
     "check": _Check,

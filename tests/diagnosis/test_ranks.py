@@ -136,3 +136,83 @@ def test_gradients_of_both_or_while_the_scale_settles_are_no_fault_of_one():
     assert looked(2, [[], [21, 22, 24, 25, 27, 28]]) == []
     assert looked(2, [[21, 22, 23], [21, 22, 23]]) == []
     assert looked(2, [[], [1, 2, 3, 4]], first=0) == []
+
+
+def replicas(*norms: list[float], first: int = 0, **reach: float) -> list[Finding]:
+    """Ranks with these norms, of which all but the first say that their gradients are averaged with rank `first`."""
+    runs = [rank(i).clean(len(its), loss=[1.0 + i] * len(its), norm=its) for i, its in enumerate(norms)]
+    for i, run in enumerate(runs):
+        run.event("tensors", 0, tensors=[{"id": 0, "name": "w", "shape": [64, 64]}])
+        if i:
+            run.event("replicas", 0, tensors=[0], first=first)
+        checked = {"checked": 1, "nonfinite": [], "count": 0, "reach": reach.get(f"rank_{i}", 1.0)}
+        run.event("finite_check", 0, parameters=checked)
+    return together(*runs)
+
+
+def test_averaged_gradients_of_another_norm_are_told_after_three():
+    (finding,) = replicas([1.0] * 12, [1.0] * 8 + [2.0] * 4)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "fatal", 8)
+    text = "At step 8 the norm of the true gradient is 1 on rank 0 and 2 on rank 1."
+    assert finding.evidence[0].text == text
+    assert replicas([1.0] * 12, [1.0] * 8 + [2.0] * 2 + [1.0] * 2) == []
+
+
+def test_norms_that_rounding_tells_apart_are_the_same():
+    assert replicas([1.0] * 20, [1.0009] * 20) == []
+
+
+def test_a_rank_whose_group_has_another_first_is_not_compared_with_the_lowest():
+    """As of two groups of tensor parallel ranks, each with half of every matrix."""
+    assert replicas([1.0] * 20, [2.0] * 20, [2.0] * 20, first=1) == []
+
+
+def test_weights_of_another_reach_are_told_at_the_check_that_shows_it():
+    (finding,) = replicas([1.0] * 4, [1.0] * 4, rank_0=30.0, rank_1=31.0)
+    assert (finding.severity, finding.first_attempt, finding.evidence[0].value) == ("fatal", 0, 31.0)
+    assert finding.headline.startswith("Ranks 0 and 1 have different weights, seen at step 0")
+    assert replicas([1.0] * 4, [1.0] * 4, rank_0=30.0, rank_1=30.001) == []
+
+
+def by_themselves(
+    loss: float = 2.0,
+    norm: float = 2.0,
+    largest: float = 2.0,
+    shape: tuple[int, ...] = (64, 64),
+    attempts: int = 10,
+) -> list[Finding]:
+    """Two ranks without a wrapper; what is said is of the second, the first has 1 of everything."""
+    runs = [rank(0), rank(1)]
+    for run, of_rank in zip(runs, ((1.0, 1.0, 1.0), (loss, norm, largest)), strict=True):
+        run.event("tensors", 0, tensors=[{"id": i, "name": f"w{i}", "shape": list(shape)} for i in range(2)])
+        for _ in range(attempts):
+            run.clean(loss=of_rank[0], norm=of_rank[1])
+            run.tensor({-3: 400}, max_abs=of_rank[2])
+            run.tensor({-3: 400}, tensor=1, max_abs=2 * of_rank[2])
+    return together(*runs)
+
+
+def test_ranks_of_which_nothing_agrees_train_each_by_itself():
+    (finding,) = by_themselves()
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "warning", 0)
+    assert by_themselves(attempts=7) == []
+
+
+@pytest.mark.parametrize("same", ["loss", "norm", "largest"])
+def test_ranks_that_agree_in_something_are_parts_of_one_training(same: str):
+    """A loss that tensor parallel ranks share, gradients that are averaged by hand, experts beside a common trunk."""
+    assert by_themselves(**{same: 1.0}) == []
+
+
+def test_flat_tensors_are_shards():
+    assert by_themselves(shape=(4096,)) == []
+
+
+def test_ranks_that_train_by_themselves_explain_nothing_else():
+    runs = [rank(i) for i in range(2)]
+    for i, run in enumerate(runs):
+        run.event("tensors", 0, tensors=[{"id": 0, "name": "w", "shape": [64, 64]}])
+        for _ in range(10):
+            run.clean(loss=1.0 + i, norm=1.0 + i).tensor({-3: 400}, max_abs=1.0 + i)
+        run.broken(8)
+    assert [f.kind for f in together(*runs)] == ["nonfinite_forward", "rank_disagreement"]

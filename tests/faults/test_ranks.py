@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from loops import above_info, worse_than_info
 
 WORKER = """
@@ -12,6 +13,7 @@ sys.path.insert(0, sys.argv[1])
 from loops import features, half, mlp, recorded
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from contextlib import nullcontext
 from pathlib import Path
 
 directory, what, rank = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
@@ -19,7 +21,11 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo", init_method=f"file://{directory / 'store'}", rank=rank, world_size=2)
 model = mlp()
-net = model if what == "apart" else DistributedDataParallel(model)
+alone = what in ("apart", "alone", "by hand")
+net = model if alone else DistributedDataParallel(model)
+if what == "reloaded" and rank == 1:  # another checkpoint, after the wrapper had copied the weights
+    torch.manual_seed(1)
+    model.load_state_dict(mlp().state_dict())
 with recorded(directory / "run") as make:
     scaler, optimizer = make(model=model, init_scale=2.0**10), torch.optim.SGD(model.parameters(), 1e-3)
     for step in range(25):
@@ -28,12 +34,15 @@ with recorded(directory / "run") as make:
             x[0, 0] = torch.nan
         keep = 0.0 if what == "empty" and rank == 1 and step >= 12 else 1.0
         optimizer.zero_grad()
-        with half():
+        with half(), net.no_sync() if what == "not synchronised" and step >= 7 else nullcontext():
             out = net(x).float()
             loss = F.mse_loss(out, x.nan_to_num().sum(-1, keepdim=True))
         if what == "empty":  # the norm of what a rank has of something
             loss = loss + 1e-3 * (out * keep).square().sum().sqrt()
         scaler.scale(loss).backward()
+        if what == "by hand":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
         scaler.step(optimizer)
         scaler.update()
 dist.destroy_process_group()
@@ -86,5 +95,26 @@ def test_a_rank_whose_loss_is_finite_and_whose_gradients_are_not(tmp_path):
     assert finding.evidence[0].text.startswith("12 attempts in which the gradients of rank 1")
 
 
-def test_two_ranks_that_agree_are_silent(tmp_path):
-    assert above_info(two_ranks(tmp_path, "together")) == []
+def test_gradients_that_the_wrapper_was_told_not_to_average(tmp_path):
+    """no_sync() also around the last micro-batch of a window: neither scale nor skips differ."""
+    (finding,) = worse_than_info(two_ranks(tmp_path, "not synchronised"))
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "fatal", 7)
+    assert finding.headline.startswith("Ranks 0 and 1 step by different gradients since step 7, which")
+
+
+def test_a_rank_that_loaded_another_checkpoint_after_it_was_wrapped(tmp_path):
+    (finding,) = worse_than_info(two_ranks(tmp_path, "reloaded"))
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "fatal", 0)
+    assert finding.headline.startswith("Ranks 0 and 1 have different weights, seen at step 0, though")
+
+
+def test_two_ranks_without_a_wrapper_train_each_by_itself(tmp_path):
+    (finding,) = worse_than_info(two_ranks(tmp_path, "alone"))
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "warning", 0)
+    assert finding.headline.startswith("Ranks 0 and 1 train the same model each by itself since step 0: ")
+
+
+@pytest.mark.parametrize("what", ["together", "by hand"])
+def test_two_ranks_that_agree_are_silent(what, tmp_path):
+    """Averaged by the wrapper, or without one by the loop itself."""
+    assert above_info(two_ranks(tmp_path, what)) == []

@@ -15,6 +15,7 @@ from .advice_loop import LOOP
 from .advice_scale import AFTER_UNSEEN, SCALE
 from .headlines import (
     ALONE,
+    APART,
     CLEANED,
     FAULTS,
     HARM,
@@ -40,6 +41,7 @@ __all__ = [
     "ADVICE",
     "AFTER_UNSEEN",
     "ALONE",
+    "APART",
     "CLEANED",
     "FAULTS",
     "HARM",

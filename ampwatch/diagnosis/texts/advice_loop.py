@@ -254,6 +254,45 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "model = torch.nn.parallel.DistributedDataParallel(model)",
         ),
     ],
+    "rank_disagreement.gradients": [
+        Advice(
+            "Stop, and start all ranks again from one checkpoint from before: their weights are no longer the same."
+        ),
+        Advice(
+            "Let the last backward pass of every window run inside the wrapper and outside of no_sync(), and call the wrapper, "
+            "not the model in it: then gradients are averaged before unscale_() and step().",
+            "ddp = torch.nn.parallel.DistributedDataParallel(model)\n"
+            "with contextlib.nullcontext() if is_last else ddp.no_sync():\n"
+            "    scaler.scale(loss_of(ddp(x)) / len(window)).backward()",
+        ),
+        Advice(
+            "Look for what changes gradients on one rank only, between backward and step(): a clip, a mask, a hook."
+        ),
+    ],
+    "rank_disagreement.weights": [
+        Advice(
+            "Stop. Load one checkpoint on every rank before the model is wrapped: DistributedDataParallel copies the weights of "
+            "the first rank to the others as it is made, and never again.",
+            "model.load_state_dict(torch.load(path, map_location=device))\n"
+            "ddp = torch.nn.parallel.DistributedDataParallel(model)",
+        ),
+        Advice(
+            "If it began later, look for what one rank alone does to weights, or to its learning rate: averaging, clamping, a "
+            "reload, a schedule of its own."
+        ),
+        Advice("Not a cure: averaging the weights of the ranks and going on. They are two models by now."),
+    ],
+    "rank_disagreement.alone": [
+        Advice(
+            "If they are to train one model, wrap it, and call the wrapper in the forward pass. Steps then go by the mean "
+            "gradient of all ranks; look at the batch size that your learning rate was meant for.",
+            "ddp = torch.nn.parallel.DistributedDataParallel(model)\nloss = loss_of(ddp(x))",
+        ),
+        Advice(
+            "If each is to have weights of its own (an ensemble, a search, local steps that are averaged later), leave it; "
+            "a run of its own for each rank keeps them apart here too."
+        ),
+    ],
     "rank_fault": [
         Advice(
             "Look at the data of rank {rank}: run its batches on another rank. If they break there, it is the data."

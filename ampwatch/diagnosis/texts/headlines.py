@@ -179,6 +179,18 @@ HEADLINES: Final = {
         "Ranks {low} and {high} differ in loss scale or skipped steps since {first}: their weights drift apart from there. It "
         "does not recover by itself."
     ),
+    "rank_disagreement.gradients": (
+        "Ranks {low} and {high} step by different gradients since {first}, which DistributedDataParallel should have averaged: "
+        "their weights drift apart. It does not recover by itself."
+    ),
+    "rank_disagreement.weights": (
+        "Ranks {low} and {high} have different weights, seen at {first}, though they should be copies: the gradients that "
+        "they average belong to two models. It does not recover by itself."
+    ),
+    "rank_disagreement.alone": (
+        "Ranks {low} and {high} train the same model each by itself since {first}: their gradients are never averaged. It "
+        "goes on until they are; no harm where each is meant to have weights of its own."
+    ),
     "rank_fault": (
         "Rank {rank} alone has a loss that is not finite, since {first}, and spoils the step of all: its data, its device or "
         "its copy of the model. It does not recover by itself."
@@ -384,6 +396,18 @@ NOT_JUDGED: Final = {
     "instrumentation": (
         "A trace never tells where: modules, tensors, dtypes, poisoned weights, underflow and the order of calls need a "
         "recorded run (ampwatch.GradScaler or ampwatch.watch)."
+    ),
+}
+
+APART: Final = {
+    "gradients": "At {first} the norm of the true gradient is {low} on rank {lower} and {high} on rank {higher}.",
+    "weights": (
+        "At {first} the largest magnitudes of all trained parameters sum up to {low} on rank {lower} and {high} on rank "
+        "{higher}."
+    ),
+    "alone": (
+        "From {first} on no loss, no norm and no tensor's largest gradient is the same on ranks {lower} and {higher}; the "
+        "norm of the first is {low} and {high}. No DistributedDataParallel was seen."
     ),
 }
 

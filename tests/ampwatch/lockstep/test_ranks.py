@@ -110,7 +110,7 @@ def test_of_gradients_that_both_ranks_have_the_second_sends_what_trouble_calls_f
     assert {attempt for attempt, _ in second} == set(attempts)
     if loop.startswith("ddp"):
         assert (first, second) == (every_row_of(0, 1, 2, 3, 4), every_row_of(*attempts))
-    assert [seen["ddp"]["replicas"] for seen in ranks] == [[], [{"tensors": [0, 1, 2, 3, 4, 5]}]]
+    assert [seen["ddp"]["replicas"] for seen in ranks] == [[], [{"tensors": [0, 1, 2, 3, 4, 5], "first": 0}]]
 
 
 def test_the_record_of_a_tensor_says_how_it_lies(ranks):
