@@ -133,7 +133,7 @@ def _alone(grad: Tensor) -> bool:
 def _usable(factors: Factors) -> bool:
     """Whether torch's op would take them, and NaN would not meet NaN: which of two comes out depends on its build."""
     return all(
-        handles(factor) and factor.dtype is torch.float32 and factor.numel() == 1 for factor in factors
+        _alone(factor) and factor.dtype is torch.float32 and factor.numel() == 1 for factor in factors
     ) and not math.isnan(factors[1].item())
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +180,30 @@ def test_exponents_that_span_more_than_a_word(instructions):
     grads = [
         torch.ldexp(torch.full((BLOCK,), 1.25), torch.arange(BLOCK) % span - 60) for span in (31, 32, 33, 99)
     ]
+    check(cpu.statistics_of(grads, instructions=instructions), grads)
+
+
+@every
+def test_magnitudes_that_jump_from_block_to_block(instructions):
+    sizes = [1e-44, 3e38, 1e-20, 0.0, 2.0**-14, 1e30, 2.0**-130, 1.0, 2.0, 8.0, 1e-9]
+    grad = torch.cat([gentle(BLOCK, seed=i) * size for i, size in enumerate(sizes)])
+    grads = [grad, grad.flip(0), grad[BLOCK // 2 :], grad[:: len(sizes)].contiguous()]
+    check(cpu.statistics_of(grads, instructions=instructions), grads)
+
+
+@every
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_zeros_among_what_spans_many_exponents(instructions, share):
+    spans = torch.ldexp(gentle(3 * BLOCK + 5), torch.arange(3 * BLOCK + 5) % 61 - 30)
+    grad = spans * (torch.from_numpy(np.random.default_rng(1).random(len(spans))) >= share)
+    check(cpu.statistics_of([grad], instructions=instructions), [grad])
+
+
+@every
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 2.0**-140, 2.0**-126, 1e-30, 1.0, 2.0**127.5, 1e39, 1e150])
+def test_float64_beyond_float32(instructions, size):
+    grads = [gentle(n, torch.float64, seed=n) * 1e3 * size for n in (BLOCK + 7, 40)]
+    grads.append(grads[0].float().double())
     check(cpu.statistics_of(grads, instructions=instructions), grads)
 
 
@@ -372,6 +399,27 @@ def test_subnormals_stay_subnormal_in_the_process():
     run(SUBNORMALS)
 
 
+FLUSHED = """
+import sys
+import torch
+from ampwatch.stats import cpu, trial
+
+def counted(grads):
+    return [cpu.statistics_of(grads, instructions=i)[:, columns] for i in sys.argv[1:]]
+
+columns = [i for i in range(74) if i != 9]   # squares of subnormals are nobody's loss
+cases = list(trial.cases("cpu", large=9000, many=9))
+before = [counted(case.grads) for case in cases]
+assert torch.set_flush_denormal(True)
+for case, rows in zip(cases, before):
+    assert all(torch.equal(one, other) for one, other in zip(counted(case.grads), rows)), case.name
+"""
+
+
+def test_counts_are_the_same_in_a_process_that_flushes_subnormals():
+    run(FLUSHED, *HERE)
+
+
 FORK = """
 import os, sys
 import torch
@@ -400,10 +448,30 @@ def test_a_forked_child_goes_on_and_no_thread_is_left():
     run(FORK)
 
 
-def test_without_the_library_torch_and_the_reference_do_it(tmp_path):
-    shutil.copytree(
-        Path(ampwatch.__file__).parent, tmp_path / "ampwatch", ignore=shutil.ignore_patterns("_cpu.*")
+def test_other_processors_than_these_get_plain_c(tmp_path):
+    stats = without_library(tmp_path) / "stats"
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    flags = ["-DPLAIN", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread"]
+    subprocess.run([*compiler, *flags, stats / "native/pass.c", "-o", stats / "_cpu.so"], check=True)
+    said = run(
+        "import sys; sys.path.insert(0, sys.argv[1]); import torch; torch.set_num_threads(1);"
+        "from ampwatch.stats import cpu, choose, trial;"
+        "tried = choose.Statistics('cpu', cpu.statistics_of, cpu.unscale_with_statistics_);"
+        "print(cpu.best_instructions(), {trial.difference(tried, c) for c in trial.cases('cpu', large=70_000)})",
+        str(tmp_path),
     )
+    assert said == "portable {''}\n"
+
+
+def without_library(folder):
+    """A copy of the package that is as it is installed where there is no C compiler."""
+    return shutil.copytree(
+        Path(ampwatch.__file__).parent, folder / "ampwatch", ignore=shutil.ignore_patterns("_cpu.*")
+    )
+
+
+def test_without_the_library_torch_and_the_reference_do_it(tmp_path):
+    without_library(tmp_path)
     said = run(
         "import sys; sys.path.insert(0, sys.argv[1]); import torch; from ampwatch.stats import cpu;"
         "grads = [torch.full((3,), 8.0)]; found = torch.zeros(1);"

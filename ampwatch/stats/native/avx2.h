@@ -4,13 +4,17 @@
 #define NAME(x) x##_avx2
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define LANES 8
+#define PLACES 32
 typedef __m256i NAME(bits);
 typedef __m256 NAME(reals);
+typedef __m256i NAME(window); /* the exponent at place 0 */
 
 INLINE __m256i NAME(all)(uint32_t value) { return _mm256_set1_epi32((int)value); }
 INLINE __m256i NAME(load)(const float *x) { return _mm256_loadu_si256((const __m256i *)x); }
 INLINE __m256i NAME(magnitude)(__m256i x) { return _mm256_and_si256(x, NAME(all)(MAGNITUDE)); }
 INLINE __m256i NAME(larger)(__m256i a, __m256i b) { return _mm256_max_epu32(a, b); }
+
+INLINE __m256i NAME(either)(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
 INLINE __m256i NAME(parity)(__m256i a, __m256i b, __m256i c)
 {
@@ -22,37 +26,18 @@ INLINE __m256i NAME(majority)(__m256i a, __m256i b, __m256i c)
     return _mm256_or_si256(_mm256_and_si256(a, b), _mm256_and_si256(_mm256_xor_si256(a, b), c));
 }
 
-/* The smaller of a and b, where b is not zero. */
-INLINE __m256i NAME(smaller)(__m256i a, __m256i b)
+INLINE __m256i NAME(window_from)(int first) { return NAME(all)((uint32_t)first); }
+
+/* 1 << place of its exponent, or 0 where that is none of a word. */
+INLINE __m256i NAME(one_hot)(__m256i size, __m256i first)
 {
-    return _mm256_min_epu32(a, _mm256_or_si256(b, _mm256_cmpeq_epi32(b, _mm256_setzero_si256())));
+    return _mm256_sllv_epi32(NAME(all)(1), _mm256_sub_epi32(_mm256_srli_epi32(size, MANTISSA), first));
 }
 
-/* 1, or 0 for a zero. */
-INLINE __m256i NAME(one)(__m256i size)
+/* One more where the lower half is zero; the upper half counts nothing that is wanted. */
+INLINE __m256i NAME(count_bfloat16)(__m256i count, __m256i x)
 {
-    return _mm256_andnot_si256(_mm256_cmpeq_epi32(size, _mm256_setzero_si256()), NAME(all)(1));
-}
-
-/* 1 << (exponent mod 32), or 0 for a zero. */
-INLINE __m256i NAME(one_hot)(__m256i size)
-{
-    __m256i place = _mm256_and_si256(_mm256_srli_epi32(size, MANTISSA), NAME(all)(31));
-    return _mm256_sllv_epi32(NAME(one)(size), place);
-}
-
-/* 1 << (exponent - first), or 0 where that is no place of a word, and for a zero. */
-INLINE __m256i NAME(one_hot_from)(__m256i size, int first)
-{
-    __m256i place = _mm256_sub_epi32(_mm256_srli_epi32(size, MANTISSA), NAME(all)((uint32_t)first));
-    return _mm256_sllv_epi32(NAME(one)(size), place);
-}
-
-/* One more where no bit of the mask is set. */
-INLINE __m256i NAME(count_clear)(__m256i count, __m256i x, uint32_t mask)
-{
-    __m256i clear = _mm256_cmpeq_epi32(_mm256_and_si256(x, NAME(all)(mask)), _mm256_setzero_si256());
-    return _mm256_sub_epi32(count, clear);
+    return _mm256_sub_epi16(count, _mm256_cmpeq_epi16(x, _mm256_setzero_si256()));
 }
 
 INLINE __m256i NAME(count_float16)(__m256i count, __m256i size)
@@ -72,4 +57,48 @@ INLINE __m256 NAME(add_square)(__m256 sum, const float *x, float factor)
 {
     __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(factor));
     return _mm256_fmadd_ps(y, y, sum);
+}
+
+/* Each answers how many elements it has converted: whole vectors. */
+INLINE size_t NAME(widen_float16_vectors)(const uint16_t *x, size_t n, float *wide)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+    return i;
+}
+
+INLINE size_t NAME(unscale_float16_vectors)(uint16_t *x, size_t n, float inv_scale)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        __m128i *at = (__m128i *)(x + i);
+        __m256 y = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_set1_ps(inv_scale));
+        _mm_storeu_si128(at, _mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT));
+    }
+    return i;
+}
+
+/* As to_bfloat16, in the lower half of each lane. */
+INLINE __m256i NAME(unscaled_bfloat16)(__m128i x, float inv_scale)
+{
+    __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
+    __m256 y = _mm256_mul_ps(_mm256_castsi256_ps(wide), _mm256_set1_ps(inv_scale));
+    __m256i bits = _mm256_castps_si256(y), upper = _mm256_srli_epi32(bits, 16);
+    __m256i even = _mm256_add_epi32(_mm256_and_si256(upper, NAME(all)(1)), NAME(all)(0x7fff));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(rounded, _mm256_or_si256(upper, NAME(all)(0x40)), nan);
+}
+
+INLINE size_t NAME(unscale_bfloat16_vectors)(uint16_t *x, size_t n, float inv_scale)
+{
+    size_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        __m128i *at = (__m128i *)(x + i);
+        __m256i one = NAME(unscaled_bfloat16)(_mm_loadu_si128(at), inv_scale);
+        __m256i other = NAME(unscaled_bfloat16)(_mm_loadu_si128(at + 1), inv_scale);
+        _mm256_storeu_si256((__m256i *)at, _mm256_permute4x64_epi64(_mm256_packus_epi32(one, other), 0xd8));
+    }
+    return i;
 }

@@ -12,40 +12,40 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define KERNELS(isa, counter)                     \
-    static const struct kernels kernels_##isa = { \
-        .count = counter##_##isa,                 \
-        .count_float64 = count_float64_##isa,     \
-        .widen_float16 = widen_float16_##isa,     \
-        .widen_bfloat16 = widen_bfloat16_##isa,   \
-        .unscale_float16 = unscale_float16_##isa, \
-        .unscale_bfloat16 = unscale_bfloat16_##isa, \
-        .unscale_float32 = unscale_float32_##isa, \
-        .unscale_float64 = unscale_float64_##isa, \
+#define KERNELS(isa)                                  \
+    static const struct kernels kernels_##isa = {     \
+        .count = count_##isa,                         \
+        .count_float64 = count_float64_##isa,         \
+        .widen_float16 = widen_float16_##isa,         \
+        .widen_bfloat16 = widen_bfloat16_##isa,       \
+        .unscale_float16 = unscale_float16_##isa,     \
+        .unscale_bfloat16 = unscale_bfloat16_##isa,   \
+        .unscale_float32 = unscale_float32_##isa,     \
+        .unscale_float64 = unscale_float64_##isa,     \
     }
 
-#define TARGET
-#define NAME(x) x##_portable
-#include "plain.h"
-KERNELS(portable, count_any);
-#undef TARGET
-#undef NAME
-
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PLAIN) /* defined by the test of what other processors get */
+#define VECTORS
 #include <cpuid.h>
 #include <immintrin.h>
+#include "sse2.h"
+#include "plain.h"
+#include "planes.h"
+KERNELS(sse2);
+#include "undefine.h"
 #include "avx2.h"
 #include "plain.h"
 #include "planes.h"
-KERNELS(avx2, count_planes);
-#undef TARGET
-#undef NAME
-#undef INLINE
-#undef LANES
+KERNELS(avx2);
+#include "undefine.h"
 #include "avx512.h"
 #include "plain.h"
 #include "planes.h"
-KERNELS(avx512, count_planes);
+KERNELS(avx512);
+#else
+#include "portable.h"
+#include "plain.h"
+KERNELS(portable);
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
@@ -313,14 +313,12 @@ static struct range *plan(struct pass *pass)
 
 static const struct kernels *kernels_for(int instructions)
 {
-#if defined(__x86_64__)
-    if (instructions == AVX512)
-        return &kernels_avx512;
-    if (instructions == AVX2)
-        return &kernels_avx2;
-#endif
+#ifdef VECTORS
+    return instructions == AVX512 ? &kernels_avx512 : instructions == AVX2 ? &kernels_avx2 : &kernels_sse2;
+#else
     (void)instructions;
     return &kernels_portable;
+#endif
 }
 
 /* The version of what follows; cpu.py calls no other. */
@@ -332,13 +330,11 @@ EXPORT int ampwatch_interface(void)
 /* The best instructions that this processor and its system have, an enum instructions. */
 EXPORT int ampwatch_instructions(void)
 {
-#if defined(__x86_64__)
+#ifdef VECTORS
     unsigned a, b, c, d;
-    if (__builtin_cpu_supports("avx512f"))
-        return AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
         (c & bit_F16C))
-        return AVX2;
+        return __builtin_cpu_supports("avx512f") ? AVX512 : AVX2;
 #endif
     return PORTABLE;
 }

@@ -24,6 +24,7 @@ struct tally {
     uint32_t n_inf, n_nan, n_offgrid, n_offgrid_bf16;
     uint32_t hist[HIST_BINS + 1]; /* with NO_BIN */
     double max_abs, sum_sq;
+    int last; /* exponent of the largest magnitude of the block before; 0 if there is none */
 };
 
 /* The work on one block of at most BLOCK elements, compiled for one instruction set. */
@@ -50,6 +51,12 @@ static inline float float_of(uint32_t bits)
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
+}
+
+/* The value of a magnitude. A processor may be set to take a subnormal for zero where it converts it. */
+static inline double value_of(uint32_t size)
+{
+    return size < (uint32_t)1 << MANTISSA ? size * 0x1p-149 : (double)float_of(size);
 }
 
 /* The bin of a value in [2^log2, 2^(log2 + 1)); beyond the ends of the histogram, its first or last. */

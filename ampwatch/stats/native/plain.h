@@ -63,7 +63,7 @@ static TARGET void NAME(count_any)(const float *restrict x, size_t n, struct tal
     tally->n_offgrid += off;
     tally->n_offgrid_bf16 += off_bf16;
     tally->sum_sq += sum_sq;
-    see_max_abs(tally, float_of((uint32_t)largest));
+    see_max_abs(tally, value_of((uint32_t)largest));
 }
 
 /* 1 if a finite magnitude is not of the format whose mantissa has `fraction` bits, which is normal from 2^least
@@ -79,11 +79,12 @@ static inline TARGET uint32_t NAME(off_format)(uint64_t size, int fraction, int 
     return (((significand & below) != 0) & (size != 0)) | (log2 >= limit);
 }
 
-static TARGET void NAME(count_float64)(const double *restrict x, size_t n, struct tally *tally)
+static TARGET void NAME(count_any_float64)(const double *restrict x, size_t n, struct tally *tally)
 {
     const uint64_t infinite = 0x7ff0000000000000;
     uint8_t bin[BLOCK];
-    double sum_sq = 0, largest = 0;
+    uint64_t largest = 0;
+    double sum_sq = 0, max_abs;
     for (size_t i = 0; i < n; i++) {
         uint64_t size;
         memcpy(&size, x + i, sizeof size);
@@ -94,14 +95,58 @@ static TARGET void NAME(count_float64)(const double *restrict x, size_t n, struc
         bin[i] = (uint8_t)(finite ? bin_of((int)(finite >> 52) - 1023) : NO_BIN);
         tally->n_offgrid += NAME(off_format)(finite, 10, -14, 16);
         tally->n_offgrid_bf16 += NAME(off_format)(finite, 7, -126, 128);
+        largest = finite > largest ? finite : largest;
         double value;
         memcpy(&value, &finite, sizeof value);
-        largest = value > largest ? value : largest;
         sum_sq += value * value;
     }
     NAME(add_bins)(bin, n, tally->hist);
     tally->sum_sq += sum_sq;
-    see_max_abs(tally, largest);
+    memcpy(&max_abs, &largest, sizeof max_abs);
+    see_max_abs(tally, max_abs);
+}
+
+static TARGET void NAME(count)(const float *x, size_t n, struct tally *tally);
+
+/* Magnitudes as float32 in which all that is counted stands as it did: cut off, and with the last bit set if that has
+ * lost something. Answers 0 where float32 has no such number: one is not finite, or beyond its normal numbers. */
+static TARGET int NAME(narrow)(const double *restrict x, size_t n, float *restrict narrow, double *max_abs,
+                               double *sum_sq)
+{
+    const uint64_t cut = ((uint64_t)1 << (52 - MANTISSA)) - 1; /* bits that a float32 has not */
+    const uint64_t least = (uint64_t)(1023 - 126) << 52;        /* the bits of 2^-126 */
+    uint64_t small = 0;                                         /* its sign, if any is below and not zero */
+    double largest = 0, sum = 0;
+#pragma omp simd reduction(max : largest) reduction(| : small) reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) {
+        double size = __builtin_fabs(x[i]);
+        largest = size > largest ? size : largest;
+        sum += size * size;
+        uint64_t bits;
+        memcpy(&bits, &size, sizeof bits);
+        small |= (bits - least) & -bits;
+        bits = (bits | (((bits & cut) + cut) & (cut + 1))) & ~cut;
+        memcpy(&size, &bits, sizeof bits);
+        narrow[i] = (float)size;
+    }
+    *max_abs = largest;
+    *sum_sq = sum;
+    return !(small >> 63) && largest < 0x1p128 && sum == sum;
+}
+
+static TARGET void NAME(count_float64)(const double *x, size_t n, struct tally *tally)
+{
+    float narrow[BLOCK];
+    double max_abs, sum_sq = tally->sum_sq, added;
+    if (n <= FEW || !NAME(narrow)(x, n, narrow, &max_abs, &added)) {
+        NAME(count_any_float64)(x, n, tally);
+        return;
+    }
+    double before = tally->max_abs;
+    NAME(count)(narrow, n, tally);
+    tally->sum_sq = sum_sq + added;
+    tally->max_abs = before;
+    see_max_abs(tally, max_abs);
 }
 
 static inline TARGET float NAME(from_float16)(uint16_t half)
@@ -140,10 +185,11 @@ static inline TARGET uint16_t NAME(to_bfloat16)(float x)
     return (uint16_t)((bits & MAGNITUDE) > INFINITE ? bits >> 16 | 0x40 : rounded);
 }
 
+/* Those that are left of what has been done in vectors of our own. */
 static TARGET void NAME(widen_float16)(const uint16_t *restrict x, size_t n, float *restrict wide)
 {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = NAME(widen_float16_vectors)(x, n, wide); i < n; i++)
         wide[i] = NAME(from_float16)(x[i]);
 }
 
@@ -157,14 +203,14 @@ static TARGET void NAME(widen_bfloat16)(const uint16_t *restrict x, size_t n, fl
 static TARGET void NAME(unscale_float16)(uint16_t *x, size_t n, float inv_scale)
 {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = NAME(unscale_float16_vectors)(x, n, inv_scale); i < n; i++)
         x[i] = NAME(to_float16)(NAME(from_float16)(x[i]) * inv_scale);
 }
 
 static TARGET void NAME(unscale_bfloat16)(uint16_t *x, size_t n, float inv_scale)
 {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = NAME(unscale_bfloat16_vectors)(x, n, inv_scale); i < n; i++)
         x[i] = NAME(to_bfloat16)(NAME(from_bfloat16)(x[i]) * inv_scale);
 }
 

@@ -1,17 +1,17 @@
 /* The count of a block in vectors, its histogram without a table.
  *
- * A non-zero element is turned into a word with one bit, at its exponent mod 32. To count the elements of each
- * exponent is then to count, place by place, the bits of many words, and a carry-save adder does that for three
- * words at a time (Harley and Seal's population count): plane[k] holds digit k of the count of each place, in each
- * lane. Which multiple of 32 belongs to an exponent is known where the exponents of a block span less than 32. Where
- * they span more, the block is looked at once more for each 32 of them.
+ * The largest magnitude is found first. Then each element is turned into a word with one bit, at the place of its
+ * exponent among the PLACES up to the largest; what is smaller, and a zero, has no bit. To count the elements of each
+ * exponent is then to count, place by place, the bits of many words, and a carry-save adder does that for three words
+ * at a time (Harley and Seal's population count): plane[k] holds digit k of the count of each place, in each lane.
+ * Where that leaves elements over, the zeros are counted, and the block is looked at again for the PLACES below.
  *
- * Needs the primitives of avx512.h or avx2.h. */
+ * Needs the primitives of avx512.h, avx2.h or sse2.h. */
 
 enum {
     NAME(STRIDE) = 16 * LANES, /* elements of one turn of the loop */
-    NAME(PLANES) = LANES == 16 ? 9 : 10, /* digits of BLOCK / LANES, which is 2^8 or 2^9 */
-    NAME(ALL) = -1,
+    NAME(PLANES) = LANES == 16 ? 9 : LANES == 8 ? 10 : 11, /* digits of BLOCK / LANES */
+    NAME(SUMS) = LANES == 4 ? 8 : 4, /* of squares: each lane adds at most 128 */
 };
 
 /* Elements in whole strides, and a rest that is filled up with zeros, which are in no bin and on every grid. */
@@ -23,7 +23,8 @@ struct NAME(span) {
 
 struct NAME(view) {
     NAME(bits) plane[NAME(PLANES)];
-    NAME(bits) largest, smallest, n_float16, n_bfloat16;
+    NAME(bits) largest, n_float16, n_bfloat16; /* the last two in the lower half of each lane */
+    NAME(reals) sum[NAME(SUMS)];      /* of squares */
 };
 
 INLINE NAME(bits) NAME(add)(NAME(bits) *plane, NAME(bits) a, NAME(bits) b)
@@ -33,46 +34,38 @@ INLINE NAME(bits) NAME(add)(NAME(bits) *plane, NAME(bits) a, NAME(bits) b)
     return carry;
 }
 
-/* What is asked of LANES elements. The words with one bit are for `plane`: those of all elements, after everything
- * else has been noted, or only of those with one of the 32 exponents from `first`. */
-INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const float *x, int first)
+/* The words of LANES elements; and, unless that was done before, whatever else is asked of them. */
+INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const float *x, int i, float factor, NAME(window) window,
+                             int again)
 {
+    x += i * LANES;
     NAME(bits) bits = NAME(load)(x), size = NAME(magnitude)(bits);
-    if (first != NAME(ALL))
-        return NAME(one_hot_from)(size, first);
-    __builtin_prefetch(x + BLOCK); /* while this block is summed and unscaled, the next is under way */
-    view->largest = NAME(larger)(view->largest, size);
-    view->smallest = NAME(smaller)(view->smallest, size);
-    view->n_float16 = NAME(count_float16)(view->n_float16, size);
-    view->n_bfloat16 = NAME(count_clear)(view->n_bfloat16, bits, 0xffff);
-    return NAME(one_hot)(size);
+    if (!again) {
+        __builtin_prefetch(x + BLOCK); /* while this block is looked at and unscaled, the next is under way */
+        view->largest = NAME(larger)(view->largest, size);
+        view->n_float16 = NAME(count_float16)(view->n_float16, size);
+        view->n_bfloat16 = NAME(count_bfloat16)(view->n_bfloat16, bits);
+        view->sum[i % NAME(SUMS)] = NAME(add_square)(view->sum[i % NAME(SUMS)], x, factor);
+    }
+    return NAME(one_hot)(size, window);
 }
 
-INLINE NAME(bits) NAME(look2)(struct NAME(view) *view, const float *x, int first)
-{
-    NAME(bits) one = NAME(look)(view, x, first), other = NAME(look)(view, x + LANES, first);
-    return NAME(add)(view->plane, one, other);
-}
+#define LOOK(i) NAME(look)(view, x, i, factor, window, again)
+#define LOOK2(i) NAME(add)(view->plane, LOOK(i), LOOK((i) + 1))
+#define LOOK4(i) NAME(add)(view->plane + 1, LOOK2(i), LOOK2((i) + 2))
+#define LOOK8(i) NAME(add)(view->plane + 2, LOOK4(i), LOOK4((i) + 4))
 
-INLINE NAME(bits) NAME(look4)(struct NAME(view) *view, const float *x, int first)
+INLINE void NAME(look16)(struct NAME(view) *view, const float *x, float factor, NAME(window) window, int again)
 {
-    NAME(bits) one = NAME(look2)(view, x, first), other = NAME(look2)(view, x + 2 * LANES, first);
-    return NAME(add)(view->plane + 1, one, other);
-}
-
-INLINE NAME(bits) NAME(look8)(struct NAME(view) *view, const float *x, int first)
-{
-    NAME(bits) one = NAME(look4)(view, x, first), other = NAME(look4)(view, x + 4 * LANES, first);
-    return NAME(add)(view->plane + 2, one, other);
-}
-
-INLINE void NAME(look16)(struct NAME(view) *view, const float *x, int first)
-{
-    NAME(bits) one = NAME(look8)(view, x, first), other = NAME(look8)(view, x + 8 * LANES, first);
-    NAME(bits) carry = NAME(add)(view->plane + 3, one, other);
+    NAME(bits) carry = NAME(add)(view->plane + 3, LOOK8(0), LOOK8(8));
     for (int k = 4; k < NAME(PLANES); k++)
         carry = NAME(add)(view->plane + k, carry, NAME(all)(0));
 }
+
+#undef LOOK
+#undef LOOK2
+#undef LOOK4
+#undef LOOK8
 
 INLINE void NAME(cut)(struct NAME(span) *span, const float *x, size_t n)
 {
@@ -92,101 +85,142 @@ INLINE size_t NAME(filled)(const struct NAME(span) *span)
     return span->whole + (span->n > span->whole ? NAME(STRIDE) : 0);
 }
 
-INLINE struct NAME(view) NAME(look_at)(const struct NAME(span) *span, int first)
+INLINE struct NAME(view) NAME(look_at)(const struct NAME(span) *span, float factor, int first, int again)
 {
     struct NAME(view) view;
     memset(&view, 0, sizeof view);
-    view.smallest = NAME(all)(~0u);
+    NAME(window) window = NAME(window_from)(first);
     for (size_t i = 0; i < span->whole; i += NAME(STRIDE))
-        NAME(look16)(&view, span->x + i, first);
+        NAME(look16)(&view, span->x + i, factor, window, again);
     if (span->n > span->whole)
-        NAME(look16)(&view, span->rest, first);
+        NAME(look16)(&view, span->rest, factor, window, again);
     return view;
-}
-
-INLINE uint32_t NAME(total)(NAME(bits) x)
-{
-    uint32_t lane[LANES];
-    memcpy(lane, &x, sizeof lane);
-    uint32_t sum = 0;
-    for (int i = 0; i < LANES; i++)
-        sum += lane[i];
-    return sum;
 }
 
 INLINE uint32_t NAME(largest)(NAME(bits) x)
 {
     uint32_t lane[LANES], largest = 0;
     memcpy(lane, &x, sizeof lane);
-    for (int i = 0; i < LANES; i++)
-        largest = lane[i] > largest ? lane[i] : largest;
+    for (int k = 0; k < LANES; k++)
+        largest = lane[k] > largest ? lane[k] : largest;
     return largest;
 }
 
-/* Adds the counts of the exponents from first to last, the first of which is at bit `place`. */
-INLINE void NAME(add_planes)(const struct NAME(view) *view, size_t n, int first, int last, int place,
-                             struct tally *tally)
+/* The exponent of the largest magnitude. */
+static TARGET int NAME(last_of)(const struct NAME(span) *span)
+{
+    NAME(bits) found = NAME(all)(0), other = found;
+    for (size_t i = 0; i < span->whole; i += 2 * LANES) {
+        found = NAME(larger)(found, NAME(magnitude)(NAME(load)(span->x + i)));
+        other = NAME(larger)(other, NAME(magnitude)(NAME(load)(span->x + i + LANES)));
+    }
+    for (size_t i = 0; i < span->n - span->whole; i += LANES)
+        found = NAME(larger)(found, NAME(magnitude)(NAME(load)(span->rest + i)));
+    return (int)(NAME(largest)(NAME(larger)(found, other)) >> MANTISSA);
+}
+
+/* The sum of the lower halves of the lanes. */
+INLINE uint32_t NAME(total)(NAME(bits) x)
+{
+    uint32_t lane[LANES], sum = 0;
+    memcpy(lane, &x, sizeof lane);
+    for (int k = 0; k < LANES; k++)
+        sum += lane[k] & 0xffff;
+    return sum;
+}
+
+INLINE double NAME(sum_of)(const NAME(reals) *sum)
+{
+    double total = 0;
+    for (int i = 0; i < NAME(SUMS); i++) {
+        float lane[LANES];
+        memcpy(lane, sum + i, sizeof lane);
+        for (int k = 0; k < LANES; k++)
+            total += (double)lane[k];
+    }
+    return total;
+}
+
+/* The places that any element is in. */
+INLINE uint32_t NAME(taken)(const struct NAME(view) *view)
+{
+    NAME(bits) any = view->plane[0];
+    for (int k = 1; k < NAME(PLANES); k++)
+        any = NAME(either)(any, view->plane[k]);
+    uint32_t lane[LANES], taken = 0;
+    memcpy(lane, &any, sizeof lane);
+    for (int k = 0; k < LANES; k++)
+        taken |= lane[k];
+    return taken & (uint32_t)(((uint64_t)1 << PLACES) - 1);
+}
+
+/* Adds the counts of the exponents from `first`, which is at place 0. Answers how many elements that are. */
+INLINE uint32_t NAME(add_planes)(const struct NAME(view) *view, size_t n, int first, struct tally *tally)
 {
     size_t most = (n + LANES - 1) / LANES; /* in a lane */
-    for (int exponent = first; exponent <= last; exponent++, place++) {
+    uint32_t found = 0;
+    for (uint32_t taken = NAME(taken)(view); taken; taken &= taken - 1) {
+        int place = __builtin_ctz(taken);
         uint32_t count = 0;
         for (int k = 0; most >> k; k++)
-            count += NAME(ones_at)(view->plane[k], place & 31) << k;
-        tally->hist[bin_of(exponent - BIAS)] += count;
+            count += NAME(ones_at)(view->plane[k], place) << k;
+        tally->hist[bin_of(first + place - BIAS)] += count;
+        found += count;
     }
+    return found;
 }
 
-static TARGET void NAME(add_wide)(const struct NAME(span) *span, int first, int last, struct tally *tally)
+static TARGET uint32_t NAME(zeros_of)(const float *x, size_t n)
 {
-    for (; first <= last; first += 32) {
-        struct NAME(view) view = NAME(look_at)(span, first);
-        NAME(add_planes)(&view, span->n, first, first + 31 < last ? first + 31 : last, 0, tally);
+    uint32_t zeros = 0;
+#pragma omp simd reduction(+ : zeros)
+    for (size_t i = 0; i < n; i++)
+        zeros += (bits_of(x[i]) & MAGNITUDE) == 0;
+    return zeros;
+}
+
+/* What is below the exponent `last` and no zero: `left` elements and the zeros. */
+static TARGET void NAME(add_lower)(const struct NAME(span) *span, int last, uint32_t left, struct tally *tally)
+{
+    left -= NAME(zeros_of)(span->x, span->n);
+    for (; left && last > BIAS + HIST_LOG2_MIN; last -= PLACES) {
+        int first = last - PLACES + 1;
+        struct NAME(view) view = NAME(look_at)(span, 0, first, 1);
+        left -= NAME(add_planes)(&view, span->n, first, tally);
     }
-}
-
-INLINE void NAME(add_squares)(NAME(reals) *sum, const float *x, size_t n, float factor)
-{
-    for (size_t i = 0; i < n; i += 4 * LANES)
-        for (int k = 0; k < 4; k++)
-            sum[k] = NAME(add_square)(sum[k], x + i + k * LANES, factor);
-}
-
-/* Of elements the largest of which has this exponent. In float32, multiplied by a power of two so that no square is
- * lost that counts. A lane adds at most BLOCK / 4 / LANES squares, so the error is below 128 * 2^-24 = 8e-6 of the
- * sum. */
-static TARGET double NAME(sum_of_squares)(const struct NAME(span) *span, int exponent)
-{
-    int scale = 2 * BIAS - exponent;
-    float factor = float_of((uint32_t)(scale < 1 ? 1 : scale) << MANTISSA), lane[LANES];
-    NAME(reals) sum[4];
-    memset(sum, 0, sizeof sum);
-    NAME(add_squares)(sum, span->x, span->whole, factor);
-    NAME(add_squares)(sum, span->rest, (span->n - span->whole + 4 * LANES - 1) / (4 * LANES) * (4 * LANES), factor);
-    NAME(reals) rest = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    memcpy(lane, &rest, sizeof lane);
-    double total = 0;
-    for (int k = 0; k < LANES; k++)
-        total += lane[k];
-    return total / ((double)factor * (double)factor);
+    tally->hist[0] += left;
 }
 
 /* Counts what is there; or answers 0, having counted nothing, if an element is not finite. */
 static TARGET int NAME(count_finite)(const struct NAME(span) *span, struct tally *tally)
 {
-    struct NAME(view) view = NAME(look_at)(span, NAME(ALL));
-    uint32_t largest = NAME(largest)(view.largest), n = (uint32_t)NAME(filled)(span);
-    if (largest >= INFINITE)
-        return 0;
-    uint32_t smallest = ~NAME(largest)(~view.smallest);
-    int first = (int)(smallest >> MANTISSA), last = (int)(largest >> MANTISSA);
-    if (last - first < 32)
-        NAME(add_planes)(&view, span->n, first, last, first, tally); /* none if all are zero: first is beyond last */
-    else
-        NAME(add_wide)(span, first, last, tally);
-    tally->n_offgrid += n - NAME(total)(view.n_float16);
-    tally->n_offgrid_bf16 += n - NAME(total)(view.n_bfloat16);
-    tally->sum_sq += NAME(sum_of_squares)(span, last);
-    see_max_abs(tally, float_of(largest));
+    /* Where the places end is told by the block before, with room for larger ones, or found out. */
+    int last = tally->last ? tally->last + 1 : NAME(last_of)(span), first;
+    float factor;
+    uint32_t largest;
+    struct NAME(view) view;
+    for (;; last = (int)(largest >> MANTISSA)) {
+        last = last < PLACES ? PLACES : last;
+        first = last - PLACES + 1;
+        /* Squares are added in float32, of values multiplied by a power of two so that none is lost that counts. */
+        factor = float_of((uint32_t)(2 * BIAS - last < 1 ? 1 : 2 * BIAS - last) << MANTISSA);
+        view = NAME(look_at)(span, factor, first, 0);
+        largest = NAME(largest)(view.largest);
+        int found = (int)(largest >> MANTISSA);
+        if (!largest || largest >= INFINITE)
+            return !largest;
+        if (found <= last && (found >= first || last == PLACES))
+            break;
+    }
+    uint32_t left = (uint32_t)span->n - NAME(add_planes)(&view, span->n, first, tally);
+    if (left)
+        NAME(add_lower)(span, first - 1, left, tally);
+    uint32_t filled = (uint32_t)NAME(filled)(span);
+    tally->n_offgrid += filled - NAME(total)(view.n_float16);
+    tally->n_offgrid_bf16 += filled - NAME(total)(view.n_bfloat16);
+    tally->sum_sq += NAME(sum_of)(view.sum) / ((double)factor * (double)factor);
+    tally->last = (int)(largest >> MANTISSA);
+    see_max_abs(tally, value_of(largest));
     return 1;
 }
 
@@ -207,7 +241,7 @@ static TARGET void NAME(take_nonfinite)(const float *restrict x, size_t n, float
     tally->n_nan += n_nan;
 }
 
-static TARGET void NAME(count_planes)(const float *x, size_t n, struct tally *tally)
+static TARGET void NAME(count)(const float *x, size_t n, struct tally *tally)
 {
     if (n <= FEW) {
         NAME(count_any)(x, n, tally);

@@ -1,0 +1,6 @@
+/* What a set of instructions has defined, before the next one. */
+#undef TARGET
+#undef NAME
+#undef INLINE
+#undef LANES
+#undef PLACES
