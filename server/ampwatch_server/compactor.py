@@ -1,13 +1,14 @@
 """The compactor: the one thread that turns what was acknowledged into rows, chunks, findings and summaries.
 
-For each run that got something new, under the run's lease: events become rows, the diagnosis sees the batches and
-its findings replace those before, tables are folded into chunks, and the summary is made anew. Every step can be
-cut off and repeated: what was not finished still waits in the inbox.
+In looks at some of what is new of a run (agenda.py), under the run's lease: events become rows, the diagnosis sees the
+batches and its findings replace those before, tables are folded into chunks, and the summary is made anew. Every step
+can be cut off and repeated: what was not finished still waits in the inbox.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -22,6 +23,7 @@ from ampwatch.diagnosis.findings import Finding
 from ampwatch.records import Batch
 
 from . import tables as t
+from .agenda import Agenda, Look, New, part
 from .db import Database, text
 from .describe import describe_run, insert_events
 from .diagnoser import Diagnoser, Engine, Result, RunDiagnosis, note_failure, replace_findings
@@ -38,16 +40,8 @@ from .writer import Unavailable
 
 log = logging.getLogger(__name__)
 
-SWEEP_S: Final = (
-    5.0  # how often runs are looked for that nobody announced: of a dead server, or fallen silent
-)
-PAUSE_S: Final = 0.2  # between two passes: batches that arrive together are worked on together
-REST: Final = (
-    2.0  # × the CPU time of a pass, if that is longer: taking batches in comes before showing them …
-)
-MOST_REST_S: Final = 10.0  # … for so long
+SWEEP_S: Final = 5.0
 IDLE_S: Final = 60.0  # silence after which the last window of a producer is folded too
-BATCHES: Final = 512  # of a run held in memory at once
 
 _ROLL: Final = (
     t.producers.update()
@@ -65,6 +59,7 @@ class Compactor:
         changed: called after each pass with the run, whose summary and findings may be new.
         found: called with the findings of a run in the transaction that stores them.
         metrics: counts what training jobs had to drop.
+        sweep_s: how often runs are looked for that nobody announced: of a dead server, or fallen silent.
     """
 
     def __init__(
@@ -76,6 +71,7 @@ class Compactor:
         changed: Callable[[str], None],
         found: Callable[[Connection, str, list[Finding]], None],
         metrics: Metrics,
+        sweep_s: float = SWEEP_S,
     ) -> None:
         self._database, self._settings, self._tails, self._changed = database, settings, tails, changed
         self._found, self._metrics = found, metrics
@@ -83,11 +79,8 @@ class Compactor:
         self._holder = uuid.uuid4().hex
         self._leases = Leases(database, settings, self._holder)
         self._nudges = Nudges(database, self.look_at)
-        self._told: set[str] = set()  # runs of which another server has something
-        self._runs: dict[str, list[Key]] = {}  # announced, and what is new of them
-        self._since: dict[str, float] = {}  # when each run's oldest news came that is not visible yet
-        self._swept = time.monotonic()
-        self._news = threading.Condition()
+        self._agenda = Agenda()
+        self._sweep_s, self._swept = sweep_s, time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-compactor", daemon=True)
 
@@ -97,58 +90,93 @@ class Compactor:
         self._nudges.start()
         self._thread.start()
 
-    def announce(self, news: Mapping[str, Sequence[Key]]) -> None:
+    def announce(self, news: Mapping[str, Sequence[New]]) -> None:
         """These batches of these runs are new. Never blocks on work."""
-        with self._news:
-            for run, keys in news.items():
-                self._runs.setdefault(run, []).extend(keys)
-                self._since.setdefault(run, time.monotonic())
-            self._news.notify()
+        self._agenda.add(news)
 
     def look_at(self, run: str) -> None:
         """Another server has stored something of a run. Runs that are not worked on here are left to others."""
         if self._leases.has(run):
-            with self._news:
-                self._told.add(run)
-                self._news.notify()
+            self._agenda.look_at_all([run])
 
     def lag_s(self) -> float:
         """How long the oldest news has waited to become visible, s."""
-        with self._news:
-            oldest = min(self._since.values(), default=None)
-        return 0.0 if oldest is None else time.monotonic() - oldest
+        return self._agenda.lag_s()
 
     def stop(self) -> None:
         """Finish the pass under way, give the leases back and end."""
         self._stop.set()
-        with self._news:
-            self._news.notify()
+        self._agenda.close()
         if self._thread.is_alive():
             self._thread.join()
             with suppress(Unavailable):  # they run out by themselves
                 self._leases.stop()
             self._nudges.stop()
 
-    def process(self, run: str, *, news: Sequence[Key] | None = None, idle: bool = False) -> None:
-        """One pass over a run: everything that waits for it now.
+    def process(self, run: str) -> None:
+        """All that waits for a run now, in one look after the other."""
+        agenda = Agenda(lambda: math.inf)  # never rests
+        agenda.look_at_all([run])
+        while (look := agenda.take()) is not None:
+            agenda.add({run: self._look_at(look)})
 
-        Arguments:
-            news: where what is new is known, it alone is looked at, and not all that waits.
-            idle: the run was found by the sweep: only silent producers are worked on, unless there is news.
-        """
-        lease = Lease(run, self._holder, self._settings)
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._agenda.wait(max(0.0, self._swept + self._sweep_s - time.monotonic()))
+            self._sweep()
+            if (look := self._agenda.take()) is not None:
+                began = time.thread_time()
+                self._guarded(look)
+                self._agenda.done(time.thread_time() - began)
+
+    def _guarded(self, look: Look) -> None:
+        try:
+            self._agenda.add({look.run: self._look_at(look)})
+            return
+        except LeaseLost as lost:
+            log.info("%s", lost)
+        except Unavailable as error:
+            log.warning("work on run %s is put off: %s", look.run, error)
+        except Exception:
+            log.exception("work on run %s failed and will be tried again", look.run)
+        self._diagnoser.forget(look.run)
+
+    def _sweep(self) -> None:
+        """Once each `sweep_s`, however much is announced meanwhile, find all runs in which something is to be done."""
+        if time.monotonic() < self._swept + self._sweep_s:
+            return
+        self._swept = time.monotonic()
+        unfinished = sa.select(t.producers.c.run).where(t.producers.c.rolled < t.producers.c.end_attempt)
+        try:
+            with self._database.read() as connection:
+                self._agenda.look_at_all(connection.scalars(sa.select(t.inbox.c.run).union(unfinished)).all())
+        except Unavailable as error:
+            log.warning("%s", error)
+
+    def _look_at(self, look: Look) -> list[New]:
+        """One look at a run; answers what else was found to be new of it, for looks to come."""
+        lease = Lease(look.run, self._holder, self._settings)
         if not self._database.write(lease.renew):
-            self._diagnoser.forget(run)  # another server had it, or it is another run of the same name
+            self._diagnoser.forget(look.run)  # another server had it, or it is another run of the same name
             if not self._database.write(lease.acquire):
-                if news:
-                    self._nudges.tell(run)
-                return
+                if look.news:
+                    self._nudges.tell(look.run)
+                return []
         with self._leases.held(lease):
-            self._pass(lease, news, idle=idle)
+            return self._look(lease, look)
 
-    def _pass(self, lease: Lease, news: Sequence[Key] | None, *, idle: bool) -> None:
-        diagnosis, lowest = self._digest(lease, news)
-        producers = self._unfinished(lease.run, lowest, silent_only=idle and not lowest)
+    def _look(self, lease: Lease, look: Look) -> list[New]:
+        with self._database.read() as connection:
+            at_all = look.at_all or not self._diagnoser.has(lease.run)
+            diagnosis = self._diagnoser.of(connection, lease.run)
+            found = waiting(connection, lease.run) if at_all else {}
+        if at_all:
+            diagnosis.given.intersection_update(found)  # what has been folded will not come again
+        told = {new.key: new for new in look.news}
+        news = [*told.values(), *(New(key, size) for key, size in found.items() if key not in told)]
+        some, more = part([new for new in news if new.key not in diagnosis.given])
+        lowest = self._digest(lease, diagnosis, [new.key for new in some])
+        producers = self._unfinished(lease.run, lowest, silent_too=at_all)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
         if ends or lowest:
             counted = producers
@@ -157,91 +185,28 @@ class Compactor:
             diagnosis.counts.write(self._database, self._tails, lease, counted)
             self._summarise(lease, ends)
             self._changed(lease.run)
+        return more
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            announced, swept, began = self._next(), self._sweep(), time.thread_time()
-            for run in sorted(announced.keys() | swept):
-                if self._stop.is_set():
-                    break
-                news = None if run in swept else announced[run]
-                self._guarded(run, news, idle=run not in announced)
-            took = time.thread_time() - began
-            self._stop.wait(max(PAUSE_S, min(REST * took, MOST_REST_S)))
-
-    def _next(self) -> dict[str, list[Key]]:
-        with self._news:
-            if not (self._runs or self._told or self._stop.is_set()):
-                self._news.wait(max(0.0, self._swept + SWEEP_S - time.monotonic()))
-            runs, self._runs = self._runs, {}
-            return runs
-
-    def _sweep(self) -> set[str]:
-        """Runs to look at: those that another server has told of; and once each `SWEEP_S`, however much is announced
-        meanwhile, all in which something is to be done.
-        """
-        with self._news:
-            told, self._told = self._told, set()
-        now = time.monotonic()
-        if now < self._swept + SWEEP_S:
-            return told
-        self._swept = now
-        unfinished = sa.select(t.producers.c.run).where(t.producers.c.rolled < t.producers.c.end_attempt)
-        try:
-            with self._database.read() as connection:
-                return told | set(connection.scalars(sa.select(t.inbox.c.run).union(unfinished)))
-        except Unavailable as error:
-            log.warning("%s", error)
-            return told
-
-    def _guarded(self, run: str, news: Sequence[Key] | None, *, idle: bool) -> None:
-        try:
-            self.process(run, news=news, idle=idle)
-            self._shown(run)
-        except LeaseLost as lost:
-            log.info("%s", lost)
-            self._diagnoser.forget(run)
-        except Unavailable as error:
-            log.warning("work on run %s is put off: %s", run, error)
-            self._diagnoser.forget(run)
-        except Exception:
-            log.exception("work on run %s failed and will be tried again", run)
-            self._diagnoser.forget(run)
-
-    def _shown(self, run: str) -> None:
-        with self._news:
-            if run not in self._runs:  # nothing came meanwhile
-                self._since.pop(run, None)
-
-    def _digest(self, lease: Lease, news: Sequence[Key] | None) -> tuple[RunDiagnosis, dict[int, int]]:
-        """Events and diagnosis of what the diagnosis has not seen; the lowest attempt of it of each producer."""
+    def _digest(self, lease: Lease, diagnosis: RunDiagnosis, keys: list[Key]) -> dict[int, int]:
+        """Events and diagnosis of these batches, if there are any; the lowest attempt of each producer."""
+        if not keys:
+            return {}
         with self._database.read() as connection:
-            if not self._diagnoser.has(lease.run):
-                news = None
-            diagnosis = self._diagnoser.of(connection, lease.run)
-            keys = waiting(connection, lease.run) if news is None else sorted(news)
-        if news is None:
-            diagnosis.given.intersection_update(keys)  # what has been folded will not come again
-        new = [key for key in keys if key not in diagnosis.given]
+            rows = load(connection, keys)
         lowest: dict[int, int] = {}
-        for start in range(0, len(new), BATCHES):
-            with self._database.read() as connection:
-                rows = load(connection, new[start : start + BATCHES])
-            for row in rows:
-                first = MAX_ATTEMPT if row.kind == "events" else row.first
-                lowest[row.producer_id] = min(lowest.get(row.producer_id, MAX_ATTEMPT), first)
-            batches = {(row.producer_id, row.seq): unfolded_batch(row) for row in rows}
-            diagnosis.add(batches)
-            self._record(lease, diagnosis, batches, last=start + BATCHES >= len(new))
-        return diagnosis, lowest
+        for row in rows:
+            first = MAX_ATTEMPT if row.kind == "events" else row.first
+            lowest[row.producer_id] = min(lowest.get(row.producer_id, MAX_ATTEMPT), first)
+        batches = {(row.producer_id, row.seq): unfolded_batch(row) for row in rows}
+        diagnosis.add(batches)
+        self._record(lease, diagnosis, batches)
+        return lowest
 
-    def _record(
-        self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[Key, Batch], *, last: bool
-    ) -> None:
-        """Store events; with the last of what is new also what all of it says. Until then that waits in the inbox."""
+    def _record(self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[Key, Batch]) -> None:
+        """Store events, and what is known now."""
         events = {key: batch for key, batch in batches.items() if batch.kind == "events"}
         diagnosis.is_described &= not events
-        result = diagnosis.result() if last else None
+        result = diagnosis.result()
 
         def job(connection: Connection) -> None:
             lease.assert_held(connection)
@@ -250,8 +215,7 @@ class Compactor:
                 mine = sa.and_(t.inbox.c.producer == producer_id, t.inbox.c.seq == seq)
                 connection.execute(t.inbox.delete().where(mine))
             diagnosis.given.difference_update(events)
-            if last:
-                self._describe(connection, lease.run, diagnosis, result)
+            self._describe(connection, lease.run, diagnosis, result)
 
         self._database.write(job)
         self._count_dropped(events.values())
@@ -274,20 +238,16 @@ class Compactor:
             label = ("reason", text(data.get("reason"), 40))
             self._metrics.add("ampwatch_dropped_total", _number_of(data), label)
 
-    def _unfinished(self, run: str, new: Collection[int], *, silent_only: bool) -> list[Row[Any]]:
+    def _unfinished(self, run: str, new: Collection[int], *, silent_too: bool) -> list[Row[Any]]:
         """The producers with something to fold, roll up or count: those with news, and those that are silent."""
         row = t.producers.c
-        silence = self._settings.clock() - IDLE_S
-        whole = sa.or_(row.finished, row.last_seen < silence).label("whole")
+        silent = row.last_seen < self._settings.clock() - IDLE_S
+        whole = sa.or_(row.finished, silent).label("whole")
         columns = (row.id, row.attempts, row.end_attempt, row.rolled, whole)
-        query = sa.select(*columns).where(
-            row.run == run,
-            sa.or_(sa.exists().where(t.inbox.c.producer == row.id), row.rolled < row.end_attempt),
-            row.last_seen < silence if silent_only else sa.true(),
-        )
+        waits = sa.or_(sa.exists().where(t.inbox.c.producer == row.id), row.rolled < row.end_attempt)
+        which = sa.or_(row.id.in_(new), sa.and_(silent, waits) if silent_too else sa.false())
         with self._database.read() as connection:
-            found = connection.execute(query).all()
-        return [p for p in found if p.whole or p.rolled < p.end_attempt or p.id in new]
+            return list(connection.execute(sa.select(*columns).where(row.run == run, which)).all())
 
     def _everyone(self, run: str) -> list[Row[Any]]:
         """All producers of which something was folded or counted: whoever had the run before may have been cut off

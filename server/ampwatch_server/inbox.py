@@ -18,10 +18,10 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.records import Batch
 
 from . import tables as t
+from .agenda import New
 from .db import Database, upsert
 from .limits import Extent
 from .settings import Settings
-from .store.tail import Key
 
 _KEYS_A_QUERY: Final = 400  # below the bound on variables of old SQLite
 _EMPTY_MAP: Final = b"\x80"  # of msgpack
@@ -68,7 +68,7 @@ class _Outcomes(NamedTuple):
     """What became of each batch of a group, and where the new ones of each run lie."""
 
     of_each: list[Outcome]
-    new: dict[str, list[Key]]
+    new: dict[str, list[New]]
 
 
 class Inbox:
@@ -80,7 +80,7 @@ class Inbox:
     """
 
     def __init__(
-        self, database: Database, settings: Settings, committed: Callable[[dict[str, list[Key]]], None]
+        self, database: Database, settings: Settings, committed: Callable[[dict[str, list[New]]], None]
     ) -> None:
         self._database, self._settings, self._committed = database, settings, committed
         self._lock = threading.Lock()
@@ -174,10 +174,12 @@ def _store(connection: Connection, group: list[_Waiting]) -> _Outcomes:
     if new:
         _insert(connection, new)
         _advance(connection, new)
-    keys: dict[str, list[Key]] = {}
+    news: dict[str, list[New]] = {}
     for producer, waiting in new:
-        keys.setdefault(producer.run, []).append((producer.id, waiting.batch.seq))
-    return _Outcomes(outcomes, keys)
+        batch = waiting.batch
+        what = New((producer.id, batch.seq), len(batch.body), waiting.extent.is_urgent)
+        news.setdefault(producer.run, []).append(what)
+    return _Outcomes(outcomes, news)
 
 
 def _may_send(waiting: _Waiting, owners: Mapping[str, str]) -> bool:

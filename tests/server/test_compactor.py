@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import sent
 
+from ampwatch_server.agenda import New
+from ampwatch_server.compactor import Compactor
 from ampwatch_server.inbox import Inbox
 from ampwatch_server.limits import check
 from ampwatch_server.service import Service
@@ -13,17 +14,23 @@ def append_unannounced(service: Service, batch: sent.Batch) -> None:
     Inbox(service.database, service.settings, lambda _: None).append(batch, check(batch)).result()
 
 
-def test_runs_that_nobody_announced_are_found_while_others_are_busy(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ampwatch_server.compactor.SWEEP_S", 0.5)
-    monkeypatch.setattr("ampwatch_server.compactor.PAUSE_S", 0.01)
+def test_runs_that_nobody_announced_are_found_while_others_are_busy(service: Service) -> None:
+    compactor = Compactor(
+        service.database,
+        service.settings,
+        service.tails,
+        sent.NoDiagnosis,
+        changed=lambda _: None,
+        found=lambda *_: None,
+        metrics=service.metrics,
+        sweep_s=0.2,
+    )
     append_unannounced(service, sent.attempts(0, 3))
 
     def counted() -> bool:
-        service.compactor.announce({"busy": []})
+        compactor.announce({"busy": [New((9, 0), 1)]})
         return sent.attempts_of(service, "r") == 3
 
-    service.compactor.start()
+    compactor.start()
     sent.until(counted)
-    service.compactor.stop()
+    compactor.stop()

@@ -53,7 +53,7 @@ def test_the_end_of_a_producer_folds_its_last_window(service: Service) -> None:
 def test_silence_folds_the_last_window(service: Service, clock: list[float]) -> None:
     sent.store(service, sent.attempts(0, 10, 0))
     clock[0] += 61
-    service.compactor.process("r", idle=True)
+    service.compactor.process("r")
     assert (places(service), inbox_size(service)) == ([(0, 0, 0)], 0)
 
 

@@ -9,12 +9,12 @@ import sent
 import sqlalchemy as sa
 
 from ampwatch_server import tables as t
+from ampwatch_server.agenda import New
 from ampwatch_server.inbox import Conflict, Inbox, OtherProject, Overloaded, Stored, _new_run
 from ampwatch_server.limits import check
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
 from ampwatch_server.store.runs import get_run
-from ampwatch_server.store.tail import Key
 
 
 def append(service: Service, batch: sent.Batch) -> Stored:
@@ -51,7 +51,7 @@ def test_a_batch_sent_twice_in_one_commit_is_stored_once(service: Service) -> No
 
 
 def test_batches_that_wait_for_the_writer_share_a_commit(service: Service) -> None:
-    commits: list[dict[str, list[Key]]] = []
+    commits: list[dict[str, list[New]]] = []
     inbox = Inbox(service.database, service.settings, commits.append)
     gate = threading.Event()
     service.database.submit(lambda _: gate.wait())
@@ -62,7 +62,9 @@ def test_batches_that_wait_for_the_writer_share_a_commit(service: Service) -> No
     gate.set()
     assert [future.result().new for future in futures] == [True, True]
     service.database.write(lambda _: None)
-    assert [[(run, seq) for run, [(_, seq)] in new.items()] for new in commits] == [[("r", 0), ("s", 0)]]
+    assert [[(run, batch.key[1]) for run, [batch] in new.items()] for new in commits] == [
+        [("r", 0), ("s", 0)]
+    ]
 
 
 def cancelled_among_three(service: Service, inbox: Inbox) -> list[Future[Stored]]:
@@ -77,12 +79,12 @@ def cancelled_among_three(service: Service, inbox: Inbox) -> list[Future[Stored]
 
 
 def test_a_sender_that_left_keeps_nobody_waiting(service: Service) -> None:
-    commits: list[dict[str, list[Key]]] = []
+    commits: list[dict[str, list[New]]] = []
     inbox = Inbox(service.database, service.settings, commits.append)
     futures = cancelled_among_three(service, inbox)
     assert [future.result(5) for future in futures[1:]] == [Stored(new=True)] * 2
     service.database.write(lambda _: None)
-    assert [[seq for _, seq in new["r"]] for new in commits] == [[0, 1, 2]]
+    assert [[batch.key[1] for batch in new["r"]] for new in commits] == [[0, 1, 2]]
     assert append(service, sent.attempts(0, 1, 0)) == Stored(new=False)  # its batch is stored all the same
 
 

@@ -58,7 +58,9 @@ def test_what_another_server_was_sent_is_worked_on_by_the_one_that_has_the_run(
 def test_a_run_that_is_not_worked_on_here_is_left_to_others(service: Service) -> None:
     sent.store(service, sent.attempts(0, 3), fold=False)
     service.compactor.look_at("r")
-    assert service.compactor._told == set()
+    look = service.compactor._agenda.take()
+    assert look is not None
+    assert not look.at_all
 
 
 def test_servers_of_a_database_hear_of_each_other(service: Service) -> None:

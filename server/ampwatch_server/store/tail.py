@@ -103,9 +103,12 @@ class TailReader:
                 self._bytes -= _size(self._kept.popitem(last=False)[1])
 
 
-def waiting(connection: Connection, run: str) -> list[Key]:
-    """Keys of all that waits for a run, in the order of producers and their sequence."""
-    return _keys(connection, inbox.c.run == run)
+def waiting(connection: Connection, run: str) -> dict[Key, int]:
+    """Keys of all that waits for a run, in the order of producers and their sequence, and the bytes of each."""
+    size = sa.func.length(inbox.c.body)
+    query = sa.select(inbox.c.producer, inbox.c.seq, size).where(inbox.c.run == run)
+    found = connection.execute(query.order_by(inbox.c.producer, inbox.c.seq))
+    return {(producer, seq): size for producer, seq, size in found}
 
 
 def waiting_count(connection: Connection, run: str) -> int:
