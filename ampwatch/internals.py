@@ -196,6 +196,13 @@ def is_captured() -> bool:
     return started and torch.cuda.is_current_stream_capturing()
 
 
+def is_lazy(outputs: object) -> bool:
+    """Whether something of what was handed to scale() is read once only, and so left alone."""
+    if isinstance(outputs, (list, tuple)):
+        return any(map(is_lazy, outputs))
+    return not isinstance(outputs, Tensor)
+
+
 def tensors_in(outputs: object) -> list[Tensor]:
     """The tensors handed to scale(). Lazy iterables are left alone: reading them would use them up."""
     if isinstance(outputs, Tensor):

@@ -233,7 +233,7 @@ class StepWatch:
         self._window = _Window() if parameter.grad is None else self._window
         self._window.residue.begin(parameter)
 
-    def accumulated(self, optimizer: int) -> None:
+    def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of the optimizer's first parameter."""
         self._window.accumulations += 1
         self._probes.forward_ended()

@@ -29,6 +29,7 @@ Fault = Literal[
     "step_outside_scaler",
     "step_after_unscale",
     "stepped_again",
+    "unscaled_backward",
     "scale_without_step",
     "missing_update",
     "closure",
@@ -185,6 +186,10 @@ class Protocol:
         if not self._repeats(optimizer):
             return []
         return [CallFault("stepped_again", optimizer, self._before.order, raised=False)]
+
+    def unscaled_backward(self, optimizer: int) -> list[CallFault]:
+        """An optimizer's gradients are divided by the scale, and come from a backward pass of a loss as it is."""
+        return [CallFault("unscaled_backward", optimizer, self.window.order, raised=False)]
 
     def is_fed_unscaled(self, optimizer: int) -> bool:
         """Whether a backward pass has added to its gradients in a window in which no loss was scaled."""

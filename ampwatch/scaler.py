@@ -66,7 +66,7 @@ class Watched(torch.amp.GradScaler):
 
     def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
-        self._ask(lambda watch: watch.scaled(self, outputs), None, even_disabled=True)
+        self._ask(lambda watch: watch.scaled(self, outputs, scaled), None, even_disabled=True)
         return scaled
 
     def unscale_(self, optimizer: Optimizer) -> None:

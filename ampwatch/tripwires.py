@@ -27,8 +27,8 @@ class Watcher(Protocol):
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter, one of the optimizer's."""
 
-    def accumulated(self, optimizer: int) -> None:
-        """A backward pass has added to an optimizer's gradients."""
+    def accumulated(self, optimizer: int, parameter: Tensor) -> None:
+        """A backward pass has added to the gradient of this parameter."""
 
 
 class Tripwires:
@@ -135,7 +135,7 @@ def _accumulating(
         alive.accumulating(index, its)
 
 
-def _accumulated(watcher: weakref.ref[Watcher], index: int, *_: object) -> None:
+def _accumulated(watcher: weakref.ref[Watcher], index: int, parameter: Tensor) -> None:
     alive = watcher()
     if alive is not None:
-        alive.accumulated(index)
+        alive.accumulated(index, parameter)

@@ -47,7 +47,7 @@ class Around:
 class Unwatched:
     """Stands in for a `Watch` where nothing is to be observed: every method does nothing."""
 
-    def scaled(self, scaler: Scaler, outputs: object) -> None:
+    def scaled(self, scaler: Scaler, outputs: object, scaled: object) -> None:
         """As `Watch.scaled`."""
 
     def unscaling(self, scaler: Scaler, optimizer: Optimizer) -> Span:

@@ -34,6 +34,7 @@ from .probes import Probes
 from .protocol import Call, CallFault, Protocol
 from .registry import Sink, dtype_name, registry_of
 from .ring import Memory
+from .scaled_passes import ScaledPasses
 from .stats.choose import REFERENCE, Statistics, choose
 from .strangers import Strangers
 from .tripwires import Tripwires
@@ -85,6 +86,7 @@ class Watch(Unwatched):
         self._probes = Probes(model, self._registry.tensor)
         self._tripwires = Tripwires(self)
         self._strangers = Strangers(self)
+        self._passes = ScaledPasses()
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
@@ -101,10 +103,13 @@ class Watch(Unwatched):
         """Named in the records, and observed; None without, or where it is no more."""
         return self._models.model()
 
-    def scaled(self, scaler: Scaler, outputs: object) -> None:
-        """`scale()` has scaled these outputs."""
+    def scaled(self, scaler: Scaler, outputs: object, scaled: object) -> None:
+        """`scale()` has made the one of the other."""
         with guard("scaler.scale", self.recorder.fault):
-            self._note_losses(scaler, internals.tensors_in(outputs))
+            losses = internals.tensors_in(outputs)
+            self._note_losses(scaler, losses)
+            if scaler.is_enabled():
+                self._passes.scaled(internals.tensors_in(scaled), is_known=not internals.is_lazy(outputs))
 
     def unscaling(self, scaler: Scaler, optimizer: Optimizer) -> Span:
         """Around an explicit `unscale_()`; the one that torch's `step()` calls is no call of the user's."""
@@ -162,10 +167,12 @@ class Watch(Unwatched):
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter."""
+        self._passes.accumulating(optimizer, parameter)
         self._measured.accumulating(optimizer, parameter)
 
-    def accumulated(self, optimizer: int) -> None:
+    def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
+        self._passes.accumulated(optimizer, parameter)
         self._protocol.accumulated(optimizer)
         self._measured.accumulated(optimizer)
 
@@ -173,6 +180,7 @@ class Watch(Unwatched):
         """An optimizer has stepped, inside `scaler.step()` or not."""
         if self._stepping == optimizer:
             return
+        self._passes.stepped_outside(optimizer)
         self._tell(self._protocol.step_outside(optimizer))
         if self._protocol.is_fed_unscaled(optimizer):
             born = self._harvester.origins.float16
@@ -279,6 +287,8 @@ class Watch(Unwatched):
         assert self._pass is not None  # since it was seen
         if index in self._measured.gradients:
             return None
+        if self._passes.unscaled(index):
+            self._tell(self._protocol.unscaled_backward(index))
         if optimizer not in self._lists:
             self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
         gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused, torchs=torchs)
@@ -322,6 +332,7 @@ class Watch(Unwatched):
                 self._send(scaler, noted)
         finally:
             self._measured = Measures()
+            self._passes.updated()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
         attempt = self._attempt(scaler, noted)

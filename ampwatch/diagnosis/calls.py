@@ -14,7 +14,14 @@ from .moments import Moment
 
 DIVIDED: Final = 2  # attempts
 _BYPASSED: Final = frozenset(
-    {"step_outside_scaler", "step_after_unscale", "unscaled_step", "stepped_again", "scale_without_step"}
+    {
+        "step_outside_scaler",
+        "step_after_unscale",
+        "unscaled_step",
+        "unscaled_backward",
+        "stepped_again",
+        "scale_without_step",
+    }
 )
 
 

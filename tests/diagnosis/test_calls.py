@@ -15,6 +15,7 @@ from build import Run
         ("step_outside_scaler", False, "scaler_bypassed"),
         ("step_after_unscale", False, "scaler_bypassed"),
         ("unscaled_step", False, "scaler_bypassed"),
+        ("unscaled_backward", False, "scaler_bypassed"),
         ("stepped_again", False, "scaler_bypassed"),
         ("scale_without_step", False, "scaler_bypassed"),
         ("step_after_update", False, "call_order"),
