@@ -41,18 +41,24 @@ def rank_and_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
         return 0, 1
 
 
-def run_id(settings: Settings, world_size: int = 1, environ: Mapping[str, str] | None = None) -> str:
+def run_id(
+    settings: Settings, world_size: int = 1, environ: Mapping[str, str] | None = None, *, trainings: int = 0
+) -> str:
     """The run's id: the one that was set; for one process a new ULID; for several one that all of them find.
 
     That is the ULID which rank 0 draws and shares through the store of the process group; without a group
     torchrun's rendezvous id, then the scheduler's job. Waits up to `SHARE_TIMEOUT_S` for rank 0; ranks that
     can agree on nothing record runs of their own.
+
+    Arguments:
+        trainings: how many this process has recorded before, by which the runs of one job are told apart.
     """
     if settings.run:
         return settings.run
     if world_size == 1:
         return _ulid()
-    return _through_store() or _scheduled(os.environ if environ is None else environ) or _ulid()
+    scheduled = _scheduled(os.environ if environ is None else environ, trainings)
+    return _through_store() or scheduled or _ulid()
 
 
 def description(settings: Settings, world_size: int) -> dict[str, Any]:
@@ -78,17 +84,19 @@ def _ulid() -> str:
     return str(ULID())
 
 
-def _scheduled(environ: Mapping[str, str]) -> str | None:
+def _scheduled(environ: Mapping[str, str], trainings: int) -> str | None:
+    further = f"-{trainings}" if trainings else ""
     rendezvous = environ.get("TORCHELASTIC_RUN_ID", "none")
     if rendezvous != "none":  # torchrun's default, the same in every job
-        return _as_run_id(rendezvous)
+        return _as_run_id(rendezvous, further)
     if not environ.get("SLURM_JOB_ID"):
         return None
-    return _as_run_id("-".join(environ[name] for name in _SCHEDULER if environ.get(name)))
+    return _as_run_id("-".join(environ[name] for name in _SCHEDULER if environ.get(name)), further)
 
 
-def _as_run_id(text: str) -> str | None:
-    cleaned = re.sub(r"[^A-Za-z0-9._:@-]", "-", text).lstrip("._:@-")[:128]
+def _as_run_id(text: str, further: str) -> str | None:
+    cleaned = re.sub(r"[^A-Za-z0-9._:@-]", "-", text).lstrip("._:@-")[: 128 - len(further)]
+    cleaned += further if cleaned else ""
     return cleaned if RUN_ID.match(cleaned) else None
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .recorder import current
-from .registry import Sink
+from .registry import Owner, Sink
 from .settings import Settings
 from .stats.choose import check
+from .succession import opened
 
 if TYPE_CHECKING:
     from .diagnosis.findings import Finding
@@ -25,6 +25,7 @@ def source_of(
     given: Mapping[str, Any],
     on_finding: Callable[[Finding], object] | None,
     sink: Sink | None,
+    owner: Owner | None,
 ) -> Callable[[], Sink]:
     """Where the recorder comes from, which is opened when that is called.
 
@@ -33,10 +34,11 @@ def source_of(
         given: settings by name, see `given_of`.
         on_finding: called with each fatal finding.
         sink: is the recorder, where there is one.
+        owner: of the parameters that will be trained, as far as that is known.
     Errors: SettingsError, before anything is opened.
     """
     if sink is not None:
         return lambda: sink
     loaded = replace(settings, **given) if settings is not None else Settings.load(**given)
     check(loaded.statistics)
-    return lambda: current(loaded, on_finding=on_finding)
+    return lambda: opened(loaded, on_finding, owner)

@@ -38,6 +38,7 @@ from .registry import Sink, lrs_of, registry_of, step_of
 from .ring import Memory
 from .settings import Settings
 from .stats.choose import choose
+from .succession import joined, settle
 from .tripwires import Residue, Tripwires
 from .unscaling import Pass
 
@@ -86,7 +87,7 @@ def watch_optimizer(
         warn("%s has no hooks for its steps, and is not watched", type(optimizer).__name__)
         return optimizer
     given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-    source = source_of(settings, given, on_finding, recorder)
+    source = source_of(settings, given, on_finding, recorder, watched)
     with guard("optimizer.open"):
         hooks = watched._optimizer_step_pre_hooks.values()
         before = next((hook for hook in hooks if isinstance(hook, _BeforeStep)), None)
@@ -128,6 +129,9 @@ class _BeforeStep:
         with guard("optimizer.before", recorder.fault):
             if internals.is_captured() or recorder.finished:
                 return None
+            if (other := joined(recorder)) is not None:
+                recorder = other
+                self.watch_anew(other, self._watch.model)
             if self._watch.producer != recorder.producer:
                 self._watch = StepWatch(recorder, self._watch.model)
             return self._watch.before(optimizer, args, kwargs)
@@ -199,6 +203,7 @@ class StepWatch:
             args: of step(), the optimizer itself first.
         Returns: other arguments for it, or None.
         """
+        settle(self.recorder, optimizer)
         if self._registry.owner_of(optimizer) is not None:  # a scaler's watch sees this step
             return None
         self._introduce(optimizer)
@@ -324,7 +329,7 @@ class StepWatch:
         if self._scaler < 0:
             device = _device_of(optimizer).type
             self._pass = Pass(choose(self.recorder.settings.statistics, device), self.recorder)
-            self._scaler = self._registry.new_scaler()
+            self._scaler = self._registry.new_scaler(optimizer)
             self._dispatch.stream = self._registry.stream(self._scaler, [index])
             self.recorder.describe(device=internals.name_of(device), statistics=self._pass.name)
             self._dispatch.event("scaler", scaler=self._scaler, **internals.describe_none(device))

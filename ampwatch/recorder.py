@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import identity
@@ -37,6 +38,8 @@ class Recorder:
     Arguments:
         settings: what `Settings.load()` gives if None.
         on_finding: called once with each fatal finding, on the recorder's thread; its errors are swallowed.
+        predecessor: a recorder of this process whose training may be over; until `settle` it is open which run this
+            one belongs to, and what it is told waits (succession.py).
         clock: Unix time in seconds.
         http: transport of httpx in place of the network, for tests.
     """
@@ -46,12 +49,14 @@ class Recorder:
         settings: Settings | None = None,
         *,
         on_finding: Callable[[Finding], object] | None = None,
+        predecessor: Recorder | None = None,
         clock: Callable[[], float] = time.time,
         http: httpx.BaseTransport | None = None,
     ) -> None:
         self.settings = settings or Settings.load()
         self.rank, self._world_size = identity.rank_and_world()
-        self.run = identity.run_id(self.settings, self._world_size)
+        self.predecessor, self.follows = predecessor, False
+        self.run = "" if predecessor else self._draw()
         self._listeners = [] if on_finding is None else [on_finding]
         self._clock, self._http = clock, http
         self._description: dict[str, Any] = {}
@@ -60,11 +65,17 @@ class Recorder:
         self._begin_producer()
         _alive.add(self)
 
+    def _draw(self) -> str:
+        """The run's id."""
+        before = 0 if self.settings.run else next(_trainings)
+        return identity.run_id(self.settings, self._world_size, trainings=before)
+
     def _begin_producer(self) -> None:
         self._pid = os.getpid()
         self.producer = identity.new_producer()
         self._attempts = itertools.count()
         self._sources: list[Source] = []
+        self._held: list[Callable[[], None]] = []  # events, until it is known of which run
         self._lock = threading.RLock()  # a signal handler of the user's may call finish()
         self._worker: Worker | None = None
 
@@ -81,7 +92,10 @@ class Recorder:
     def event(self, type: str, *, attempt: int = -1, step: int = -1, stream: int = -1, **data: Any) -> None:
         """Record an event of docs/format.md. Any thread; `data` must be builtins."""
         with guard("recorder.event", self.fault):
-            if worker := self._started():
+            if not self.run:
+                place = {"attempt": attempt, "step": step, "stream": stream}
+                self._held.append(partial(self.event, type, **place, **data))
+            elif worker := self._started():
                 worker.put(type, attempt=attempt, step=step, stream=stream, data=data)
 
     def fault(self, where: str, error: Exception, count: int) -> None:
@@ -114,12 +128,49 @@ class Recorder:
         if on_finding not in self._listeners:
             self._listeners.append(on_finding)
 
+    def join(self, other: Recorder) -> None:
+        """Leave everything to another recorder, which calls the same listeners."""
+        for each in self._listeners:
+            other.listen(each)
+
+    def follow(self, predecessor: Recorder) -> None:
+        """Take the place of a recorder whose training is over: it ends, and `log()` speaks to this one."""
+        self.predecessor, self.follows = predecessor, True
+        self.logbook = predecessor.logbook  # where what is said of the first attempt stands already
+        predecessor._end()
+        _current[None] = self
+
+    def settle(self, run: str | None = None) -> None:
+        """Belong to this run from now on, or to a new one, and record what was told so far."""
+        if self.run:
+            return
+        self.run, self.predecessor, self.follows = run or self._draw(), None, True
+        _current[None] = _current[self.run] = self
+        held, self._held = self._held, []
+        for event in held:
+            event()
+
+    def _end(self) -> None:
+        """As `finish`, but the last flush and the verdict are waited for at the end of the process."""
+        self.finished = True
+        for run in [run for run, recorder in _current.items() if recorder is self]:
+            del _current[run]
+        _ending[:] = [recorder for recorder in _ending if recorder._is_writing] + [self]
+        if self._worker is not None:
+            self._worker.stop("finish")
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._worker is not None and self._worker.is_alive
+
     def finish(self, reason: str = "finish") -> None:
         """End the run's recording in this process and say the verdict; what comes later is not recorded.
 
         Waits for the last flush, the disk and the server, up to `worker.FINISH_S`. Safe to call again.
         """
         self._check_process()
+        if self._held:
+            self.settle()
         with self._lock:
             worker, self._worker = self._worker, None
             self.finished = True
@@ -128,6 +179,7 @@ class Recorder:
 
     def _started(self) -> Worker | None:
         self._check_process()
+        self.settle()
         if self._worker is None and not self.finished:
             with guard("recorder.start"), self._lock:
                 if self._worker is None and not self.finished:
@@ -173,11 +225,17 @@ class Recorder:
         """
         self._begin_producer()
         self.logbook = Logbook()
+        if self.predecessor is not None:
+            self.run, self.predecessor = self.predecessor.run, None
 
 
+_trainings = itertools.count()
+"""How many this process has recorded whose run nobody has named."""
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _current: dict[str | None, Recorder] = {}
 """Recorders of this process that record, by the run they were asked for; None: whichever came last."""
+_ending: list[Recorder] = []
+"""Those whose place another has taken, as long as they write."""
 
 
 def current(
@@ -185,7 +243,8 @@ def current(
 ) -> Recorder:
     """The recorder of `settings.run` in this process, made where there is none that still records.
 
-    Without a run in the settings it is the one that was made last: scalers of one process belong to one run.
+    Without a run in the settings it is the one that was made last: scalers of one process belong to one run, until
+    a training is over (succession.py).
     """
     settings = settings or Settings.load()
     recorder = _current.get(settings.run)
@@ -195,6 +254,12 @@ def current(
     elif on_finding is not None:
         recorder.listen(on_finding)
     return recorder
+
+
+def newest() -> Recorder | None:
+    """The recorder that was made last, while it records."""
+    recorder = _current.get(None)
+    return None if recorder is None or recorder.finished else recorder
 
 
 def log(
@@ -226,8 +291,7 @@ def log(
 
     Never raises, never synchronises: what is no number, or lies on a device, is left out with one warning a name.
     """
-    recorder = _current.get(None)
-    if recorder is not None and not recorder.finished:
+    if (recorder := newest()) is not None:
         recorder.log(step=step, loss=loss, batch_id=batch_id, epoch=epoch, **scalars)
 
 
@@ -237,9 +301,10 @@ def finish() -> None:
 
 
 def _finish_all(reason: str) -> None:
-    for recorder in list(_current.values()):
+    for recorder in [*_ending, *_current.values()]:
         with guard("recorder.finish"):
             recorder.finish(reason)
+    _ending.clear()
     _current.clear()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -34,6 +35,10 @@ class Sink(Protocol):
     settings: Settings
     finished: bool
     producer: str
+
+    @property
+    def predecessor(self) -> Sink | None:
+        """What records a training that may be over, while it is open whether this one goes on with it."""
 
     def event(self, type: str, *, attempt: int = -1, step: int = -1, stream: int = -1, **data: Any) -> None:
         """Record an event."""
@@ -87,18 +92,36 @@ class Registry:
 
     def __init__(self, event: Callable[..., None]) -> None:
         self._event = event
-        self._scalers = 0
+        self._users: list[weakref.ref[object]] = []  # what has an index of a scaler
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Entry] = weakref.WeakKeyDictionary()
         self._introduced = 0
         self._streams: dict[tuple[int, tuple[int, ...]], int] = {}
         self._tensors: weakref.WeakKeyDictionary[Owner, dict[int, _Kept]] = weakref.WeakKeyDictionary()
         self._next_tensor = 0
+        self._storages: set[StorageWeakRef] = (
+            set()
+        )  # of what was trained, by which it is known without its optimizer
         self.coming_attempt = 0  # the number that the next update() will most likely get
 
-    def new_scaler(self) -> int:
-        """Index of a scaler that is used for the first time."""
-        self._scalers += 1
-        return self._scalers - 1
+    def new_scaler(self, user: object) -> int:
+        """Index of a scaler, or of what stands in its place, that is used for the first time."""
+        self._users.append(weakref.ref(user))
+        return len(self._users) - 1
+
+    @property
+    def has_attempts(self) -> bool:
+        """Whether anything was trained."""
+        return self.coming_attempt > 0
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether nothing is there any more that has trained: neither a scaler, nor an optimizer that was met."""
+        return not self._optimizers and all(user() is None for user in self._users)
+
+    def knows(self, owner: Owner) -> bool:
+        """Whether one of its parameters has been trained here, or belongs to a model that has."""
+        kept = {key for each in self._tensors.values() for key in each}
+        return any(id(p) in kept or _storage_of(p) in self._storages for p in _parameters_of(owner))
 
     def optimizer(self, optimizer: Optimizer) -> int:
         """Index of an optimizer; an `optimizers` event where it is new, or its groups or tensors have changed."""
@@ -166,6 +189,7 @@ class Registry:
                 if index not in entry.tensors
             ]
             entry.tensors.update(indices)
+            self._storages.update(filter(None, map(_storage_of, parameters)))
             self._event("tensors", tensors=new)
         return indices
 
@@ -187,6 +211,14 @@ def registry_of(recorder: Sink) -> Registry:
         registry = Registry(recorder.event)
         _registries[recorder] = (recorder.producer, registry)
     return registry
+
+
+def _storage_of(parameter: Tensor) -> StorageWeakRef | None:
+    """What the values of a parameter lie in, for as long as they do; None of a tensor that has none of its own."""
+    try:
+        return StorageWeakRef(parameter.untyped_storage())  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError):  # a wrapper; a lazy parameter
+        return None
 
 
 def _parameters_of(owner: Owner) -> Iterable[Tensor]:

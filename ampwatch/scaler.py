@@ -25,6 +25,7 @@ from .opening import given_of, source_of
 from .recorder import current
 from .registry import Sink
 from .settings import Settings
+from .succession import joined
 from .unwatched import UNWATCHED, Span, Unwatched
 from .watching import Watch
 
@@ -123,11 +124,13 @@ class Watched(torch.amp.GradScaler):
             return UNWATCHED
         if isinstance(watch, _Seed):
             watch = attach(self, None, watch.source)
+        if isinstance(watch, Watch) and (other := joined(watch.recorder)) is not None:
+            watch = attach(self, watch.model, lambda: other, watch.asked)
         if not isinstance(watch, Watch) or watch.recorder.finished:
             return UNWATCHED
         if watch.producer != watch.recorder.producer:  # a forked child is another producer
             same = watch.recorder
-            return attach(self, watch.model, lambda: same)
+            return attach(self, watch.model, lambda: same, watch.asked)
         return watch
 
 
@@ -174,7 +177,7 @@ class GradScaler(Watched):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        attach(self, model, source_of(settings, given, on_finding, recorder), asked=enabled)
+        attach(self, model, source_of(settings, given, on_finding, recorder, model), asked=enabled)
 
 
 def watch(
@@ -211,7 +214,7 @@ def watch(
             watching.recorder.listen(on_finding)
         return scaler
     given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-    watching = attach(scaler, model, source_of(settings, given, on_finding, recorder))
+    watching = attach(scaler, model, source_of(settings, given, on_finding, recorder, model))
     if watching is not UNWATCHED and not isinstance(scaler, Watched):
         scaler.__class__ = _watched_class(type(scaler))
     return scaler

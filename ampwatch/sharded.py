@@ -71,4 +71,4 @@ class ShardedGradScaler(Watched, _torchs.ShardedGradScaler):
             device, init_scale, backoff_factor, growth_factor, growth_interval, enabled, process_group
         )
         given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
-        attach(self, model, source_of(settings, given, on_finding, recorder), asked=enabled)
+        attach(self, model, source_of(settings, given, on_finding, recorder, model), asked=enabled)

@@ -37,6 +37,7 @@ from .ring import Memory
 from .scaled_passes import ScaledPasses
 from .stats.choose import REFERENCE, Statistics, choose
 from .strangers import Strangers
+from .succession import settle
 from .tripwires import Tripwires
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
@@ -92,6 +93,7 @@ class Watch(Unwatched):
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
+        self._is_restored = False
         self._stepping: int | None = None
         self._fused = FusedSteps()
         self._is_captured = False
@@ -266,6 +268,7 @@ class Watch(Unwatched):
 
     def _seen(self, scaler: Scaler, optimizer: Optimizer) -> int:
         """Index of the optimizer. When this scaler sees it first, both are introduced, and its steps are watched."""
+        settle(self.recorder, optimizer, is_restored=self._is_restored)
         index = self._registry.optimizer(optimizer)
         if not self._tripwires.knows(index):
             self._introduce(scaler, replaces=self._registry.owner(optimizer))
@@ -381,6 +384,7 @@ class Watch(Unwatched):
 
     def _restored(self, state: dict[str, Any], before: float | None, raised: bool) -> None:
         if before is not None and not raised:
+            self._is_restored = True
             self._harvester.scale = float(state["scale"])
             self._dispatch.event("restored", scale=before, scale_after=self._harvester.scale)
 
@@ -388,7 +392,7 @@ class Watch(Unwatched):
         """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""
         if self._scaler < 0:
             self._pass = Pass(self._statistics_for(scaler), self.recorder)
-            self._scaler = self._registry.new_scaler()
+            self._scaler = self._registry.new_scaler(scaler)
             self.recorder.describe(device=internals.device_name(scaler), statistics=self._pass.name)
             self._dispatch.event(
                 "scaler",

@@ -131,10 +131,19 @@ class Worker:
         kept = msgspec.msgpack.decode(msgspec.msgpack.encode(data))
         self._events.append(Event(type, self._clock(), attempt, step, stream, data=kept))
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended yet."""
+        return self._thread.is_alive()
+
+    def stop(self, reason: str) -> None:
+        """Let the thread flush, close and say the verdict; what it was told first stands."""
+        self._reason = self._reason or reason
+        self._stop.set()
+
     def finish(self, reason: str) -> None:
         """Flush, close and say the verdict, on the thread; wait for it up to `FINISH_S`."""
-        self._reason = reason
-        self._stop.set()
+        self.stop(reason)
         if threading.current_thread() is self._thread:  # a listener has called finish()
             return
         self._thread.join(FINISH_S)

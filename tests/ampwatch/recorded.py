@@ -24,6 +24,7 @@ class MemoryRecorder:
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(**settings)
         self.finished = False
+        self.predecessor = None
         self.producer = "0" * 32
         self.logbook = Logbook()
         self.description: dict[str, Any] = {}
