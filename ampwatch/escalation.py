@@ -7,25 +7,39 @@ belong to different networks. Torch-free and without clock: a pure function of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 SEARCH_AT: Final = 2  # consecutive non-finite losses before the forward pass is searched
 SEARCH_AGAIN: Final = 64  # further ones before it is searched again
-MOST_MISSES: Final = (
-    8  # searches of a stream that met a finite loss, and are made up for at the next that is not
-)
+COMES_AGAIN: Final = 32  # attempts from one non-finite loss to the next, of one that comes and goes
+MARGIN: Final = 4  # attempts by which numbers of a device may be late
+MOST_WAITS: Final = 4  # searches of a stream that wait for a loss that comes and goes
+
+
+class Wanted(NamedTuple):
+    """A search that is called for: of so many of the stream's next attempts, each by itself."""
+
+    stream: int
+    attempts: int
 
 
 class Escalation:
-    """Counts consecutive non-finite losses, and remembers what they call for until it is taken."""
+    """Counts non-finite losses, and remembers what they call for until it is taken.
+
+    Two in a row call for a search of the next attempt. One that comes and goes is mostly gone in the next: where two
+    came shortly after each other, the search waits for the third as long as lay between them.
+    """
 
     def __init__(self) -> None:
         self._streaks: dict[int, int] = {}
         self._check = False
-        self._search = -1
-        self._searched: set[int] = set()  # streams whose next attempt is searched
-        self._missed: dict[int, int] = {}  # how often by stream
-        self._owed: set[int] = set()
+        self._search: Wanted | None = None
+        self._searched: dict[int, int] = {}  # how many of a stream's next attempts are searched
+        self._attempts: dict[int, int] = {}  # of a stream so far
+        self._begun: dict[
+            int, int
+        ] = {}  # the attempt at which its loss was last found to be not finite any more
+        self._waits: dict[int, int] = {}  # searches that waited
         self._was_finite: set[int] = set()  # streams that have had a finite loss
         self._suspect = ""
         self._overflowed: dict[
@@ -34,24 +48,26 @@ class Escalation:
 
     def add(self, stream: int, *, loss_is_finite: bool) -> None:
         """Add the next attempt of a stream; whether it was skipped does not matter: gradients may have been cleaned."""
-        was_searched = stream in self._searched
-        self._searched.discard(stream)
+        at = self._attempts[stream] = self._attempts.get(stream, 0) + 1
+        was_searched = self._searched.get(stream, 0) > 0
+        self._searched[stream] = self._searched.get(stream, 0) - was_searched
         if loss_is_finite:
             self._was_finite.add(stream)
             self._streaks[stream] = 0
-            if was_searched:
-                self._miss(stream)
             return
         streak = self._streaks[stream] = self._streaks.get(stream, 0) + 1
         self._check = self._check or streak & (streak - 1) == 0  # 1st, 2nd, 4th, 8th …
         due = streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0
-        if stream in self._owed or (due and not was_searched):
-            self._owed.discard(stream)
-            self._search = stream
+        if due and not was_searched:
+            self._search = Wanted(stream, 1)
+        if streak == 1:
+            self._comes_and_goes(stream, at)
 
     def searched(self, stream: int, found: Mapping[str, Any]) -> None:
         """What a search has found: the data of its event. NaN from the first attempt on may come of the device."""
         origin = found.get("origin") or {}
+        if found.get("outputs_finite") is False:
+            self._waits[stream] = MOST_WAITS  # what was waited for has come
         is_clean = not origin.get("input_n_nonfinite") and found.get("parameters_finite")
         if stream not in self._was_finite and origin.get("output_n_nan") and is_clean:
             self._suspect = str(origin.get("module") or "")
@@ -61,11 +77,13 @@ class Escalation:
         wanted, self._suspect = self._suspect, ""
         return wanted
 
-    def _miss(self, stream: int) -> None:
-        """The loss that was to be looked at is finite: one that comes and goes is looked at when it comes again."""
-        self._missed[stream] = self._missed.get(stream, 0) + 1
-        if self._missed[stream] <= MOST_MISSES:
-            self._owed.add(stream)
+    def _comes_and_goes(self, stream: int, at: int) -> None:
+        """The loss is not finite after one that was: wait for the next, if the last time was not long ago."""
+        apart, self._begun[stream] = at - self._begun.get(stream, -COMES_AGAIN), at
+        waits = self._waits.get(stream, 0)
+        if apart <= COMES_AGAIN and waits < MOST_WAITS and not self._searched.get(stream):
+            self._waits[stream] = waits + 1
+            self._search = Wanted(stream, apart + MARGIN)
 
     def overflowed(self, stream: int, tensors: Sequence[int]) -> None:
         """The next attempt of a stream: tensors that are not finite although this rank's loss is; none is usual."""
@@ -80,9 +98,9 @@ class Escalation:
         wanted, self._check = self._check, False
         return wanted
 
-    def take_search(self) -> int:
-        """The stream whose next attempt is to be searched, -1 for none; asked once."""
-        wanted, self._search = self._search, -1
-        if wanted >= 0:
-            self._searched.add(wanted)
+    def take_search(self) -> Wanted | None:
+        """The search that is called for, None for none; asked once."""
+        wanted, self._search = self._search, None
+        if wanted is not None:
+            self._searched[wanted.stream] = wanted.attempts
         return wanted

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import identity, internals
-from .escalation import Escalation
+from .escalation import Escalation, Wanted
 from .float32_check import Float32Check
 from .hooks import Observation, Observer
 from .names import weakly
@@ -57,7 +57,7 @@ class Probes:
         self._is_called = False  # a module of the model was, outside of compiled graphs
         self._graphs = internals.compiled_graphs()
         self._search: Search | None = None
-        self._searched_stream = -1
+        self._searched = Wanted(-1, 0)
         self._search_until = 0
         self._local: LocalGradients | None = None
         self._local_stream = -1
@@ -130,9 +130,9 @@ class Probes:
         model, suspect = self._model(), escalation.take_suspect()
         if suspect and model is not None:
             self._arm(Float32Check(model, suspect))
-        stream = escalation.take_search()
-        if stream >= 0 and model is not None and self._search is None and self._is_eager:
-            self._search, self._searched_stream = Search(model), stream
+        wanted = escalation.take_search()
+        if wanted is not None and model is not None and self._search is None and self._is_eager:
+            self._search, self._searched = Search(model), wanted
             self._search_until = self._attempts + SEARCH_FOR
             self._search.arm()
         return self._take()
@@ -169,14 +169,15 @@ class Probes:
 
     def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""
-        is_meant = stream == self._searched_stream
-        if not is_meant and self._attempts < self._search_until:
+        is_meant = stream == self._searched.stream
+        if is_meant:
+            self._seen += search.collect()
+            self._searched = Wanted(stream, self._searched.attempts - 1)
+        if self._searched.attempts > 0 and self._attempts < self._search_until:
             search.restart()
             return
         search.disarm()
         self._search = None
-        if is_meant:
-            self._seen += search.collect()
 
     def _look_locally(self, suspects: Sequence[int], unscaled: Mapping[int, Sequence[Tensor]]) -> None:
         """Ranks skip together: whose gradients are not finite is looked at in the stream's next attempt."""

@@ -12,7 +12,9 @@ from . import texts
 from .case import Case
 from .episodes import Episode
 from .evidence import loss_before
-from .findings import Evidence, Finding
+from .findings import Advice, Evidence, Finding
+from .forward import what_is_known
+from .located import looked_in_vain, seen_in
 from .moments import Moment
 
 PERIODS: Final = 2  # equal gaps between three of them; where epochs are logged, the same place in two
@@ -42,6 +44,7 @@ def _finding(case: Case, isolated: Sequence[Episode]) -> Finding:
     first, last = _moment(isolated[0]), isolated[-1]
     unskipped = any(e.unskipped for e in isolated)
     pattern = _pattern(isolated) or _unexplained(isolated, unskipped)
+    where, advice, module = _seen(case, isolated)
     loss = "not finite" if last.closed else _loss_word(last.loss_last)
     headline = texts.HEADLINES[pattern.key].format(
         loss=loss,
@@ -57,10 +60,27 @@ def _finding(case: Case, isolated: Sequence[Episode]) -> Finding:
         headline,
         first=first,
         last=_moment(last),
-        evidence=[*_logged(isolated), *loss_before(isolated[0]), *_again(isolated)],
-        advice=texts.ADVICE["bad_batch.known" if "batch" in pattern.words else "bad_batch"],
+        evidence=[*_logged(isolated), *where, *loss_before(isolated[0]), *_again(isolated)],
+        advice=[*texts.ADVICE["bad_batch.known" if "batch" in pattern.words else "bad_batch"], *advice],
         confidence=pattern.confidence,
         state="recovered" if last.closed else "open",
+        module=module,
+    )
+
+
+def _seen(case: Case, isolated: Sequence[Episode]) -> tuple[list[Evidence], list[Advice], str]:
+    """Where it starts, if observers were there at one of them: evidence, what to do, and the module."""
+    looked = (seen_in(case, episode) for episode in isolated)
+    seen = next((each for each in looked if each.attempt >= 0 and not looked_in_vain(each)), None)
+    if seen is None:
+        return [], [], ""
+    _, evidence, advice = what_is_known(seen)
+    at = texts.at_step(case.step_of(seen.attempt), seen.attempt)
+    told = Evidence(text=texts.SEEN_LATER.format(at=at), attempt=seen.attempt)
+    return (
+        [told, *evidence] if evidence else [],
+        advice if evidence else [],
+        str(seen.origin.get("module") or ""),
     )
 
 

@@ -46,7 +46,7 @@ def _judged(case: Case, episode: Episode, seen: Seen) -> Finding:
 
 
 def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) -> Finding:
-    where, evidence, advice = _what_is_known(seen)
+    where, evidence, advice = what_is_known(seen)
     module = texts.module(str(seen.origin.get("module") or ""))
     key = "nonfinite_forward.born" if is_born(seen) and not seen.loss_breaks else "nonfinite_forward"
     headline = texts.HEADLINES[key].format(
@@ -74,7 +74,7 @@ def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) 
     )
 
 
-def _what_is_known(seen: Seen) -> tuple[str, list[Evidence], list[Advice]]:
+def what_is_known(seen: Seen) -> tuple[str, list[Evidence], list[Advice]]:
     """Where the search narrowed it down to: words for the headline, evidence, and what to do."""
     advice = texts.ADVICE
     if seen.search.get("parameters_finite") is False:

@@ -155,14 +155,18 @@ def _joined(same: list[Finding]) -> Finding:
     first, last = same[0], same[-1]
     if len(same) == 1:
         return first
-    where = texts.at_step(last.first_step, last.first_attempt)
-    more = Evidence(text=f"Seen {len(same)} times, the last time at {where}.", attempt=last.first_attempt)
+    lasts = last.state == "open" and first.state == "recovered"  # that it recovered is not the news any more
+    said, other, which = (last, first, "first") if lasts else (first, last, "the last time")
+    where = texts.at_step(other.first_step, other.first_attempt)
+    more = Evidence(text=f"Seen {len(same)} times, {which} at {where}.", attempt=other.first_attempt)
     return msgspec.structs.replace(
-        first,
+        said,
+        first_attempt=first.first_attempt,
+        first_step=first.first_step,
         last_attempt=last.last_attempt,
         last_step=last.last_step,
         state=last.state,
-        evidence=[*first.evidence, more],
+        evidence=[*said.evidence, more],
     )
 
 

@@ -11,7 +11,8 @@ def called_for(attempts):
     for i, (stream, finite) in enumerate(attempts):
         escalation.add(stream, loss_is_finite=finite)
         checks += [i] if escalation.take_check() else []
-        searches += [i] if escalation.take_search() == stream else []
+        wanted = escalation.take_search()
+        searches += [i] if wanted and wanted.stream == stream else []
     return checks, searches
 
 
@@ -23,9 +24,9 @@ def test_skips_with_a_finite_loss_call_for_nothing():
     assert called_for([(0, True)] * 20) == ([], [])
 
 
-def test_a_new_burst_starts_again():
-    burst = [(0, False)] * 3
-    assert called_for([*burst, (0, True), *burst]) == ([0, 1, 4, 5], [1, 5])
+def test_a_new_burst_long_after_starts_again():
+    burst, between = [(0, False)] * 3, [(0, True)] * 32
+    assert called_for([*burst, *between, *burst]) == ([0, 1, 35, 36], [1, 36])
 
 
 def test_streams_are_counted_apart():
@@ -36,14 +37,30 @@ def test_what_is_not_taken_is_kept():
     escalation = Escalation()
     for _ in range(3):
         escalation.add(0, loss_is_finite=False)
-    assert (escalation.take_search(), escalation.take_search()) == (0, -1)
+    assert (escalation.take_search(), escalation.take_search()) == ((0, 1), None)
 
 
-def test_a_search_that_met_a_finite_loss_is_made_up_for_at_the_next_that_is_not():
-    burst = [(0, False)] * 2
-    assert called_for([*burst, (0, True), (0, True), (0, False), (0, False)])[1] == [1, 4]
+def waits(*finite_between: int, found: bool = False) -> list[tuple[int, int]]:
+    """Of single non-finite losses with so many finite ones between them, at which attempt a search is called for and how long."""
+    escalation, called, attempt = Escalation(), [], 0
+    for finite in (*finite_between, 0):
+        for loss_is_finite in (False, *[True] * finite):
+            escalation.add(0, loss_is_finite=loss_is_finite)
+            wanted = escalation.take_search()
+            called += [(attempt, wanted.attempts)] if wanted else []
+            attempt += 1
+        if found and called:
+            escalation.searched(0, {"outputs_finite": False})
+    return called
 
 
-def test_it_is_made_up_for_eight_times_at_most():
-    comes_and_goes = [(0, True), (0, False)] * 12
-    assert called_for([(0, False), (0, False), *comes_and_goes])[1] == [1, *range(3, 19, 2)]
+def test_a_loss_that_comes_and_goes_is_waited_for_as_long_as_it_was_away():
+    assert waits(9, 9) == [(10, 14)]  # the third falls into the search that the second called for
+    assert waits(1, 12, 12) == [(2, 6), (15, 17)]
+    assert waits(31) == [(32, 36)]
+    assert waits(32) == []
+
+
+def test_it_is_waited_for_four_times_at_most_and_not_again_once_it_was_met():
+    assert waits(*[20, 30] * 9) == [(21, 25), (52, 35), (104, 35), (156, 35)]
+    assert waits(*[20, 30] * 9, found=True) == [(21, 25)]

@@ -45,6 +45,14 @@ def test_a_fault_that_comes_again_is_one_finding():
     assert finding.evidence[-1].text == "Seen 2 times, the last time at step 20 (attempt 21)."
 
 
+def test_a_fault_that_recovered_once_and_is_there_again_does_not_say_that_it_recovered():
+    (finding,) = Run().clean(10).broken(3).clean(10).broken(8).findings()
+    assert (finding.first_attempt, finding.last_attempt, finding.state) == (10, 30, "open")
+    since = "The loss is not finite since step 20 (attempt 23). It does not recover by itself"
+    assert finding.headline.startswith(since)
+    assert finding.evidence[-1].text == "Seen 2 times, first at step 10."
+
+
 def test_ranks_that_say_the_same_are_one_finding():
     runs = [Run(producer=f"{rank:032x}", rank=rank).clean(10).broken(3) for rank in range(3)]
     (finding,) = Diagnosis.from_batches(b for run in runs for b in run.batches()).findings()

@@ -59,6 +59,9 @@ def test_overflow_that_ended_is_told_as_recovered():
 def test_a_loss_that_was_finite_as_observers_looked_is_told_by_when_it_breaks_again():
     run = Run().clean(100).broken(2).clean(3).broken(1).event("forward_search", **SEARCH).broken(2)
     (finding,) = run.findings()
+    assert (finding.kind, finding.first_attempt, finding.confidence) == ("forward_overflow", 100, 0.95)
+    assert finding.evidence[-1].text == "Seen 2 times, first at step 100."
+    (finding,) = run.clean(2).findings()
     assert (finding.kind, finding.first_attempt, finding.confidence) == ("forward_overflow", 100, 0.8)
     assert "was seen at step 103 (attempt 106)" in finding.evidence[0].text
     run = Run().clean(100).broken(2).clean(65).broken(1).event("forward_search", **SEARCH).broken(2)

@@ -14,6 +14,8 @@ from loops import (
 from torch import nn
 from torch.nn import functional as F
 
+from ampwatch import spool
+
 
 def transformer(directory, *, sharp_at=None, steps=30):
     model = Transformer()
@@ -41,6 +43,34 @@ def test_it_is_said_within_six_attempts(tmp_path):
 def test_the_same_attention_in_range_is_silent(tmp_path):
     transformer(tmp_path)
     assert findings(tmp_path) == []
+
+
+def sharp_now_and_then(directory, steps, gain=256.0):
+    """Attention that is too sharp in single steps, as a temperature that is drawn anew; answers what was searched."""
+    model = Transformer()
+
+    def loss_at(step):
+        model.mixers[1].gain = gain if step in steps else 1.0
+        return model.loss(step)
+
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), loss_at, steps=40)
+    batches = [batch for batch in spool.read(directory / "loop") if batch.kind == "events"]
+    return [e.attempt for b in batches for e in b.events() if e.type == "forward_search"]
+
+
+def test_a_loss_that_breaks_now_and_then_is_waited_for(tmp_path):
+    searched = sharp_now_and_then(tmp_path, (5, 12, 20, 33))
+    assert (min(searched), max(searched)) == (13, 23)  # 7 attempts lay between the two, and 4 more
+    (finding,) = findings(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("bad_batch", "warning", 5)
+    assert (finding.module, finding.evidence[0].attempt) == ("mixers.1", 20)
+
+
+def test_a_loss_that_is_finite_or_breaks_once_calls_for_no_search(tmp_path):
+    assert sharp_now_and_then(tmp_path / "one", (5,)) == []
+    assert sharp_now_and_then(tmp_path / "none", (5, 12, 20, 33), gain=1.0) == []
+    assert findings(tmp_path / "none") == []
 
 
 def features_from(directory, big_at, model=None):
