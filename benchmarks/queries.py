@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 
 import httpx
-import msgspec
 import numpy as np
 import tables
 from rich.console import Console
@@ -81,14 +80,14 @@ def fold_tensors(service: Service, rng: np.random.Generator, attempts: int, coun
         table = union([decode(tables.batch("tensors", rows, i, "run", PRODUCER))])
         assert table is not None
         points = level_points("tensors", table, point_size("tensors", 1))
-        variants.append(((table, split(table)), (points, split(points))))
+        variants.append((table, points))
     where = Where(1, "tensors", 0)
     firsts = list(range(0, attempts, WINDOW))
     for some in track([firsts[i : i + 16] for i in range(0, len(firsts), 16)], "tensors", console=CONSOLE):
         chosen = {first: variants[(first // WINDOW) % VARIANTS] for first in some}
-        chunks = {Window(where, 0, first): moved(*v[0], first) for first, v in chosen.items()}
-        parts = {Window(where, 1, first): moved(*v[1], first) for first, v in chosen.items()}
-        counts = {Window(where, 0, first): len(v[0][0]["attempt"]) for first, v in chosen.items()}
+        chunks = {Window(where, 0, first): moved(v[0], first) for first, v in chosen.items()}
+        parts = {Window(where, 1, first): moved(v[1], first) for first, v in chosen.items()}
+        counts = {Window(where, 0, first): len(v[0]["attempt"]) for first, v in chosen.items()}
         service.database.write(
             lambda c, d=chunks, n=counts, p=parts: (write_chunks(c, d, n), write_parts(c, p))
         )
@@ -100,14 +99,9 @@ def fold_tensors(service: Service, rng: np.random.Generator, attempts: int, coun
     service.database.write(lease.release)
 
 
-def split(table: records.Table) -> dict[str, msgspec.Raw]:
-    return msgspec.msgpack.decode(codec.encode(table), type=dict[str, msgspec.Raw])
-
-
-def moved(table: records.Table, encoded: dict[str, msgspec.Raw], by: int) -> bytes:
-    """An encoded window at another place: only its attempts are encoded anew."""
-    at = msgspec.msgpack.decode(codec.encode({"attempt": table["attempt"] + by}), type=dict[str, msgspec.Raw])
-    return msgspec.msgpack.encode(encoded | at)
+def moved(table: records.Table, by: int) -> codec.Encoded:
+    """A window at another place."""
+    return codec.encode(table | {"attempt": table["attempt"] + by})
 
 
 class Server:

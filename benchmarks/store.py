@@ -37,7 +37,8 @@ def measure(kind: str, rows: dict[str, np.ndarray], length: int, batches: int, f
     stored = 0
     with service.database.read() as connection:
         for table in (t.chunks, t.parts):
-            stored += connection.execute(sa.select(sa.func.sum(sa.func.length(table.c.data)))).scalar() or 0
+            for column in (table.c.data, table.c.hist):
+                stored += connection.execute(sa.select(sa.func.sum(sa.func.length(column)))).scalar() or 0
     service.database.close()
     n = batches * len(rows["attempt"])
     append, fold = n / (appended - began), n / (folded - appended)

@@ -36,7 +36,9 @@ AUTOMATIC_BYTES: Final = 1_000_000_000  # a larger database is upgraded by `ampw
 
 _BODIES: Final = (
     ("chunks", "data"),
+    ("chunks", "hist"),
     ("parts", "data"),
+    ("parts", "hist"),
     ("inbox", "body"),
     ("events", "body"),
     ("receipts", "digest"),

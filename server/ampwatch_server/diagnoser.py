@@ -20,10 +20,9 @@ from ampwatch.records import Batch, Event, Table
 
 from . import tables as t
 from .counts import Counts
-from .store import codec
 from .store.blob import pack
 from .store.cover import Where
-from .store.place import Window, is_at
+from .store.place import Window, read_at
 from .store.points import select
 from .store.rows import as_sent
 from .store.tail import Key
@@ -204,7 +203,7 @@ def stored_batches(connection: Connection, run: str) -> Iterator[Batch]:
         for events in _stored_events(connection, producer_id):
             yield records.pack_events(events, seq=next(numbers), **header)
         for place in _level_zero(connection, producer_id, "attempts"):
-            for table in as_sent("attempts", codec.decode(_data(connection, place))):
+            for table in as_sent("attempts", _rows(connection, place)):
                 yield records.pack_table("attempts", table, seq=next(numbers), **header)
         for rows in _kept_tensors(connection, producer_id):
             for table in as_sent("tensors", rows):
@@ -222,14 +221,14 @@ def _stored_events(connection: Connection, producer_id: int) -> Iterator[list[Ev
 
 def _kept_tensors(connection: Connection, producer_id: int) -> Iterator[Table]:
     sampled = {
-        place: np.unique(codec.decode(_data(connection, place), {"attempt"})["attempt"])
+        place: np.unique(_rows(connection, place, {"attempt"})["attempt"])
         for place in _level_zero(connection, producer_id, "tensors")
     }
     kept = kept_of({attempt for attempts in sampled.values() for attempt in attempts.tolist()})
     wanted = np.array(sorted(kept), dtype=np.int64)
     for place, attempts in sampled.items():
         if np.isin(attempts, wanted).any():
-            table = codec.decode(_data(connection, place))
+            table = _rows(connection, place)
             yield select(table, np.isin(table["attempt"], wanted))
 
 
@@ -241,7 +240,8 @@ def _level_zero(connection: Connection, producer_id: int, kind: str) -> list[Win
     return [Window(Where(producer_id, kind, stream), 0, first) for first, stream in found]
 
 
-def _data(connection: Connection, window: Window) -> bytes:
-    query = sa.select(t.chunks.c.data).where(is_at(t.chunks, window))
-    data: bytes = connection.execute(query).scalar_one()
-    return data
+def _rows(connection: Connection, window: Window, names: set[str] | None = None) -> Table:
+    rows = read_at(connection, t.chunks, window, names)
+    if rows is None:
+        raise AssertionError("a chunk that a snapshot lists is in it")
+    return rows

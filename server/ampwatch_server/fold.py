@@ -23,15 +23,17 @@ from .db import Database
 from .lease import Lease
 from .roll import above, roll
 from .store import codec
+from .store.codec import Encoded
 from .store.cover import Where, level_points
-from .store.place import Window, is_at, write_chunks, write_parts
+from .store.place import Window, is_at, read_at, write_chunks, write_parts, written_codec
 from .store.points import select
 from .store.rows import by_stream, by_window, union
-from .store.tail import Key, TailReader, foldable, load
+from .store.tail import Key, TailReader, Waiting, foldable, load
 from .store.windows import MAX_ATTEMPT, TOP_LEVEL, WINDOW, floor_to, point_size, window_size
 from .tables import chunks, inbox, parts, producers
 
-BATCHES: Final = 256  # folded in one go
+BATCHES: Final = 256  # folded in one go, of bodies of …
+FOLDED_BYTES: Final = 16 << 20  # … so much, unless one is larger: memory, and how long others wait to write
 
 
 def fold(
@@ -74,10 +76,10 @@ def add_missing_parts(database: Database, lease: Lease, *which: sa.ColumnElement
         with database.read() as connection:
             if _has_points(connection, window):
                 continue
-            data = connection.execute(sa.select(row.data).where(is_at(chunks, window))).scalar_one()
-        part = {above(window): _part(window, codec.decode(data))}
+            rows, version = read_at(connection, chunks, window), written_codec(connection)
+        part = {above(window): _part(window, rows, version)} if rows is not None else {}
 
-        def job(connection: Connection, part: dict[Window, bytes] = part) -> None:
+        def job(connection: Connection, part: dict[Window, Encoded] = part) -> None:
             lease.assert_held(connection)
             write_parts(connection, part)
 
@@ -106,16 +108,18 @@ def _fold_some(
     oldest: Mapping[str, int],
 ) -> bool:
     with database.read() as connection:
-        keys = [key for key in foldable(connection, producer_id, edge) if key in given][:BATCHES]
-        if not keys:
+        unfolded = [each for each in foldable(connection, producer_id, edge) if each.key in given]
+        if not unfolded:
             return False
+        keys, edge = _some_of(unfolded, edge)
         waiting = load(connection, keys)
         found = _by_window(tails, waiting, edge, oldest)
+        version = written_codec(connection)
         rows = {window: _merged(connection, window, tables) for window, tables in found.items()}
-        kept = _unsealed(connection, rows)
-    whole = {window: codec.encode(table) for window, table in rows.items()}
+        kept = _unsealed(connection, rows, version)
+    whole = {window: codec.encode(table, version) for window, table in rows.items()}
     counts = {window: len(table["attempt"]) for window, table in rows.items()}
-    kept |= {above(window): _part(window, table) for window, table in rows.items()}
+    kept |= {above(window): _part(window, table, version) for window, table in rows.items()}
     gone = [row.seq for row in waiting if row.last < edge]
     partly = [row.seq for row in waiting if row.last >= edge]
 
@@ -133,7 +137,19 @@ def _fold_some(
 
     database.write(job)
     given.difference_update((producer_id, seq) for seq in gone)
-    return len(waiting) == BATCHES
+    return len(keys) < len(unfolded)
+
+
+def _some_of(unfolded: list[Waiting], edge: int) -> tuple[list[Key], int]:
+    """The first that are folded in one go, and before which attempt: a window in which others lie waits for them."""
+    size_bytes = np.cumsum([each.size_bytes for each in unfolded])
+    count = min(BATCHES, max(1, int(np.searchsorted(size_bytes, FOLDED_BYTES, side="right"))))
+    keys = [each.key for each in unfolded[:count]]
+    if count == len(unfolded):
+        return keys, edge
+    shared = floor_to(min(each.first for each in unfolded[count:]), WINDOW)
+    has_whole = shared > min(each.first for each in unfolded[:count])
+    return keys, min(edge, shared) if has_whole else edge
 
 
 def _by_window(
@@ -150,37 +166,37 @@ def _by_window(
 
 
 def _merged(connection: Connection, window: Window, tables: list[Table]) -> Table:
-    data = connection.execute(sa.select(chunks.c.data).where(is_at(chunks, window))).scalar()
-    rows = union([*tables, codec.decode(data)] if data is not None else tables)
+    stored = read_at(connection, chunks, window)
+    rows = union(tables if stored is None else [*tables, stored])
     if rows is None:
         raise AssertionError("a window without rows is not folded")
     return rows
 
 
-def _part(window: Window, rows: Table) -> bytes:
+def _part(window: Window, rows: Table, version: int) -> Encoded:
     """The points of a window of level 0 for the level above."""
-    return codec.encode(level_points(window.where.kind, rows, point_size(window.where.kind, 1)))
+    return codec.encode(level_points(window.where.kind, rows, point_size(window.where.kind, 1)), version)
 
 
-def _unsealed(connection: Connection, touched: Iterable[Window]) -> dict[Window, bytes]:
+def _unsealed(connection: Connection, touched: Iterable[Window], version: int) -> dict[Window, Encoded]:
     """The parts of the ancestors of these windows that have chunks, but for those in which the windows lie."""
-    found: dict[Window, bytes] = {}
+    found: dict[Window, Encoded] = {}
     stale = set(touched)
     for level in range(1, TOP_LEVEL + 1):
         ancestors = {_ancestor(window, level) for window in stale}
         for ancestor in ancestors:
-            data = connection.execute(sa.select(chunks.c.data).where(is_at(chunks, ancestor))).scalar()
-            if data is not None:
-                found |= _parts_of(ancestor, codec.decode(data), {w.first for w in stale})
+            points = read_at(connection, chunks, ancestor)
+            if points is not None:
+                found |= _parts_of(ancestor, points, {w.first for w in stale}, version)
         stale = ancestors
     return found
 
 
-def _parts_of(window: Window, points: Table, without: Set[int]) -> dict[Window, bytes]:
+def _parts_of(window: Window, points: Table, without: Set[int], version: int) -> dict[Window, Encoded]:
     size = window_size(window.level - 1)
     place = points["attempt"] // size * size
     return {
-        window._replace(first=int(first)): codec.encode(select(points, place == first))
+        window._replace(first=int(first)): codec.encode(select(points, place == first), version)
         for first in np.unique(place)
         if int(first) not in without
     }

@@ -13,7 +13,7 @@ from .db import Database
 from .lease import Lease
 from .store import codec
 from .store.cover import Where, level_points
-from .store.place import Window, write_chunks, write_parts
+from .store.place import Window, write_chunks, write_parts, written_codec
 from .store.points import concat, merge
 from .store.windows import TOP_LEVEL, floor_to, point_size, window_size
 from .tables import chunks, parts, producers
@@ -69,14 +69,15 @@ def _windows(
 def _roll_one(database: Database, lease: Lease, window: Window) -> None:
     where, level, _ = window
     with database.read() as connection:
-        found = {first: codec.decode(data) for first, data in _inside(connection, parts, window, level)}
-        for first, data in _inside(connection, chunks, window, level - 1, without=found):
-            found[first] = _points(where.kind, level, codec.decode(data))
+        version = written_codec(connection)
+        found = dict(_inside(connection, parts, window, level))
+        for first, child in _inside(connection, chunks, window, level - 1, without=found):
+            found[first] = _points(where.kind, level, child)
     points = merge(concat([found[first] for first in sorted(found)]), point_size(where.kind, level))
-    chunk, count = codec.encode(points), len(points["attempt"])
+    chunk, count = codec.encode(points, version), len(points["attempt"])
     part = None
     if level < TOP_LEVEL:
-        part = codec.encode(merge(points, point_size(where.kind, level + 1)))
+        part = codec.encode(merge(points, point_size(where.kind, level + 1)), version)
 
     def job(connection: Connection) -> None:
         lease.assert_held(connection)
@@ -96,13 +97,14 @@ def _points(kind: str, level: int, child: Table) -> Table:
 
 def _inside(
     connection: Connection, table: sa.Table, window: Window, level: int, without: Any = ()
-) -> list[tuple[int, bytes]]:
-    """First attempt and data of what lies inside a window, on a level."""
+) -> list[tuple[int, Table]]:
+    """First attempt and columns of what lies inside a window, on a level."""
     inside = _is_inside(table, window, level)
     firsts = connection.scalars(sa.select(table.c.first).where(inside)).all()
     wanted = [first for first in firsts if first not in without]
-    query = sa.select(table.c.first, table.c.data).where(inside, table.c.first.in_(wanted))
-    return [(first, data) for first, data in connection.execute(query)] if wanted else []
+    query = sa.select(table.c.first, table.c.data, table.c.hist).where(inside, table.c.first.in_(wanted))
+    rows = connection.execute(query) if wanted else ()
+    return [(first, codec.decode(data, None, hist)) for first, data, hist in rows]
 
 
 def _is_inside(table: sa.Table, window: Window, level: int) -> sa.ColumnElement[bool]:

@@ -130,6 +130,7 @@ chunks = Table(
     Column("count", BigInteger, nullable=False),  # rows in the chunk
     Column("codec", SmallInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
+    Column("hist", LargeBinary),  # of tensors, beside the other columns; before codec 3 among them
 )
 
 parts = Table(  # points of one window, until the 16 of a parent lie in its chunk
@@ -142,6 +143,7 @@ parts = Table(  # points of one window, until the 16 of a parent lie in its chun
     Column("first", BigInteger, primary_key=True),
     Column("codec", SmallInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
+    Column("hist", LargeBinary),  # of tensors, beside the other columns; before codec 3 among them
 )
 
 watches = Table(  # which runs somebody watches, on whichever server: their clients come soon

@@ -134,11 +134,14 @@ def until(answer: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 def all_chunks(service: Service, table: sa.Table = t.chunks) -> dict[tuple[Any, ...], dict[str, list[Any]]]:
     """Every chunk (or part) by its place, decoded."""
     c = table.c
-    query = sa.select(t.producers.c.producer, c.kind, c.stream, c.level, c.first, c.data).join(t.producers)
+    query = sa.select(t.producers.c.producer, c.kind, c.stream, c.level, c.first, c.data, c.hist).join(
+        t.producers
+    )
     with service.database.read() as connection:
         return {
             tuple(row[:5]): {
-                name: records.to_json_list(column) for name, column in codec.decode(row.data).items()
+                name: records.to_json_list(column)
+                for name, column in codec.decode(row.data, None, row.hist).items()
             }
             for row in connection.execute(query)
         }

@@ -50,6 +50,21 @@ def test_the_end_of_a_producer_folds_its_last_window(service: Service) -> None:
     assert (places(service), inbox_size(service)) == ([(0, 0, 0)], 0)
 
 
+def test_what_is_folded_in_several_goes_is_folded_as_in_one(service: Service) -> None:
+    small = [
+        sent.attempts(i * 10, i * 10 + 10, i) for i in range(300)
+    ]  # 256 at once: in the midst of a window
+    large = sent.attempts(0, 3000, 0, producer=sent.Q)
+    ends = [sent.events(Event("finish", 1.0), seq=999, producer=each) for each in (sent.P, sent.Q)]
+    sent.store(service, *small, large, *ends)
+    chunks = sent.all_chunks(service)
+    for first, end in ((0, 1024), (1024, 2048), (2048, 3000)):
+        ours, theirs = (chunks[each, "attempts", 0, 0, first] for each in (sent.P, sent.Q))
+        assert ours["attempt"] == theirs["attempt"] == list(range(first, end))
+        assert ours["loss"] == theirs["loss"]
+    assert inbox_size(service) == 0
+
+
 def test_silence_folds_the_last_window(service: Service, clock: list[float]) -> None:
     sent.store(service, sent.attempts(0, 10, 0))
     clock[0] += 61

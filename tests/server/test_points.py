@@ -56,6 +56,19 @@ def test_points_of_points_are_the_points_of_the_rows(data: list[float], a: int, 
         np.testing.assert_allclose(twice[name], direct[name], rtol=1e-9, atol=1e-6)
 
 
+@given(st.lists(values, min_size=1, max_size=80), st.integers(1, 5), st.booleans())
+def test_rows_are_summarised_as_their_points_are(data: list[float], stride: int, of_tensors: bool) -> None:
+    at = np.arange(len(data))
+    rows = {"attempt": at[::-1] // 2 if of_tensors else at, "x": np.array(data), "y": at * 1.0}
+    rows |= {"tensor": at % 2, "hist": np.ones((len(data), 64), np.int64)} if of_tensors else {}
+    names = ["x", "y", "absent"]
+    direct, expected = (
+        points.summarise(rows, names, stride),
+        points.merge(points.from_rows(rows, names), stride),
+    )
+    assert shown(direct) == shown(expected)
+
+
 def test_histograms_are_summed_for_each_tensor() -> None:
     rows = {"attempt": np.array([0, 0, 1]), "tensor": np.array([1, 0, 1]), "hist": np.ones((3, 64), np.int64)}
     merged = points.merge(points.from_rows(rows, []), 16)

@@ -7,8 +7,8 @@ below; and at last by rows. So a read touches at most 15 parts of each level, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ from ampwatch.records import Table
 from ampwatch_server.tables import chunks, parts
 
 from . import codec, stats
-from .points import KEYS, PARTS, columns_of, concat, from_rows, merge, select
+from .points import KEYS, PARTS, columns_of, concat, from_rows, merge, select, summarise
 from .rows import unique
 from .tail import Tail
 from .windows import WINDOW, floor_to, window_size
@@ -109,8 +109,7 @@ def read_rows(
 ) -> Table | None:
     """The rows of a span of attempts, each once, in order (of tensors: window by window); None without any."""
     needed = None if names is None else {*names, *KEYS}
-    data = _data(connection, chunks, WINDOW, where, 0, span)
-    tables = [codec.decode(found, needed) for _, found in data]
+    tables = [rows for _, rows in _read(connection, chunks, WINDOW, where, 0, span, needed)]
     waiting = _waiting(tail, where.stream, span, needed)
     if not tables and waiting is None:
         return None
@@ -142,7 +141,7 @@ def streams_of(connection: Connection, producer_id: int, kind: str, tail: Tail) 
 def level_points(kind: str, rows: Table, stride: int) -> Table:
     """The points that chunks of level 1 hold, of rows of level 0: every column, and what is derived from them."""
     names = stats.NAMES if kind == "tensors" else [name for name in rows if name not in KEYS]
-    return merge(_points(kind, rows, _Shown(names, PARTS, hist="hist" in rows)), stride)
+    return summarise(stats.derived(rows, names) if kind == "tensors" else rows, names, stride)
 
 
 class _Shown(NamedTuple):
@@ -181,10 +180,9 @@ def _take(
     found, left = [], []
     for gap in gaps:
         position = gap[0]
-        for first, data in _data(connection, table, size, where, level, gap):
+        for first, points in _read(connection, table, size, where, level, gap, wanted):
             if _any_between(touched, first, first + size):
                 continue
-            points = codec.decode(data, wanted)
             if first < gap[0] or first + size > gap[1]:
                 points = select(points, (points["attempt"] >= gap[0]) & (points["attempt"] < gap[1]))
             found.append(points)
@@ -204,19 +202,42 @@ def _rows(connection: Connection, where: Where, gaps: list[Span], shown: _Shown,
     return concat(tables) if tables else None
 
 
-def _data(
-    connection: Connection, table: sa.Table, size: int, where: Where, level: int, span: Span
-) -> list[tuple[int, bytes]]:
-    """First attempt and data of the windows of `size` attempts that overlap a span, ascending."""
-    query = sa.select(table.c.first, table.c.data).where(
-        table.c.producer == where.producer_id,
-        table.c.kind == where.kind,
-        table.c.stream == where.stream,
-        table.c.level == level,
-        table.c.first >= floor_to(span[0], size),
-        table.c.first < span[1],
+def _read(
+    connection: Connection,
+    table: sa.Table,
+    size: int,
+    where: Where,
+    level: int,
+    span: Span,
+    names: Collection[str] | None,
+) -> Iterator[tuple[int, Table]]:
+    """First attempt and columns of the windows of `size` attempts that overlap a span, ascending."""
+    place = {"level": level, "low": floor_to(span[0], size), "end": span[1]}
+    query = _QUERIES[table.name, names is None or "hist" in names]
+    rows = connection.execute(query, where._asdict() | place).all()
+    return ((first, codec.decode(data, names, hist)) for first, data, hist in rows)
+
+
+def _query(table: sa.Table, *, hist: bool) -> sa.Select[Any]:
+    """What `_read` asks; made once, since to make it costs more than to ask."""
+    row = table.c
+    return (
+        sa.select(row.first, row.data, row.hist if hist else sa.null())
+        .where(
+            row.producer == sa.bindparam("producer_id"),
+            row.kind == sa.bindparam("kind"),
+            row.stream == sa.bindparam("stream"),
+            row.level == sa.bindparam("level"),
+            row.first >= sa.bindparam("low"),
+            row.first < sa.bindparam("end"),
+        )
+        .order_by(row.first)
     )
-    return [(first, data) for first, data in connection.execute(query.order_by(table.c.first))]
+
+
+_QUERIES: Final = {
+    (table.name, hist): _query(table, hist=hist) for table in (chunks, parts) for hist in (False, True)
+}
 
 
 def _any_between(ascending: list[int], low: int, high: int) -> bool:

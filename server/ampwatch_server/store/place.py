@@ -1,17 +1,19 @@
-"""Places of chunks and parts, and writing there."""
+"""Places of chunks and parts, and reading and writing there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ampwatch.records import Table
 from ampwatch_server.db import upsert
 from ampwatch_server.tables import chunks, formats, parts
 
 from . import codec
+from .codec import Encoded
 from .cover import Where
 
 
@@ -28,24 +30,36 @@ def is_at(table: sa.Table, window: Window) -> sa.ColumnElement[bool]:
     return sa.and_(*(table.c[name] == value for name, value in _key(window).items()))
 
 
-def write_chunks(connection: Connection, data: Mapping[Window, bytes], counts: Mapping[Window, int]) -> None:
+def read_at(
+    connection: Connection, table: sa.Table, window: Window, names: Collection[str] | None = None
+) -> Table | None:
+    """The chunk or part of this place, or those columns of it; None where there is none."""
+    hist = table.c.hist if names is None or "hist" in names else sa.null()
+    row = connection.execute(sa.select(table.c.data, hist).where(is_at(table, window))).one_or_none()
+    return None if row is None else codec.decode(row[0], names, row[1])
+
+
+def written_codec(connection: Connection) -> int:
+    """The newest codec that every server on this database reads."""
+    written = sa.select(formats.c.version).where(formats.c.name == "chunks")
+    return min(int(connection.execute(written).scalar_one()), codec.CODEC)
+
+
+def write_chunks(
+    connection: Connection, data: Mapping[Window, Encoded], counts: Mapping[Window, int]
+) -> None:
     """Put chunks in the place of those before. `counts`: their rows."""
-    rows = [row | {"count": counts[w]} for w, row in zip(data, _rows(connection, data), strict=True)]
+    rows = [row | {"count": counts[w]} for w, row in zip(data, _rows(data), strict=True)]
     _replace(connection, chunks, rows)
 
 
-def write_parts(connection: Connection, data: Mapping[Window, bytes]) -> None:
+def write_parts(connection: Connection, data: Mapping[Window, Encoded]) -> None:
     """Put parts in the place of those before."""
-    _replace(connection, parts, _rows(connection, data))
+    _replace(connection, parts, _rows(data))
 
 
-def _rows(connection: Connection, data: Mapping[Window, bytes]) -> list[dict[str, Any]]:
-    """The rows of what `codec.encode` made, in the codec that every server on this database reads."""
-    written = sa.select(formats.c.version).where(formats.c.name == "chunks")
-    version = min(connection.execute(written).scalar_one(), codec.CODEC) if data else codec.CODEC
-    if version < codec.CODEC:
-        data = {window: codec.encode_first(codec.decode(each)) for window, each in data.items()}
-    return [_key(window) | {"codec": version, "data": each} for window, each in data.items()]
+def _rows(data: Mapping[Window, Encoded]) -> list[dict[str, Any]]:
+    return [_key(window) | each._asdict() for window, each in data.items()]
 
 
 def _replace(connection: Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from ampwatch.records import MISSING, Array, Table, is_missing, missing
 from ampwatch.stats.layout import HIST_BINS
 
+from .blocks import side_by_side
+
 LABELS: Final = ("step", "time")
 KEYS: Final = ("attempt", "stream", "tensor", "seq", *LABELS)
 
@@ -60,18 +62,11 @@ def from_rows(rows: Table, names: Collection[str], parts: Sequence[str] = PARTS)
 
 def merge(points: Table, stride: int) -> Table:
     """Points over `stride` attempts each (and per tensor), in order of tensor and attempt."""
-    n = len(points["attempt"])
-    if n == 0:
+    if not len(points["attempt"]):
         return points
-    tensor = points.get("tensor", np.zeros(n, np.int64))
-    by_tensor, by_attempt = np.diff(tensor), np.diff(points["attempt"])
-    if ((by_tensor < 0) | ((by_tensor == 0) & (by_attempt < 0))).any():
-        order = np.lexsort((points["attempt"], tensor))
-        points, tensor = select(points, order), tensor[order]
-    key = points["attempt"] // stride
-    new = (np.diff(key) != 0) | (np.diff(tensor) != 0)
-    starts = np.concatenate(([0], np.flatnonzero(new) + 1))
-    if len(starts) == n:
+    points = _ordered(points)
+    starts = _starts(points, stride)
+    if len(starts) == len(points["attempt"]):
         return points
     made: dict[tuple[int, str], Array] = {}
     merged: Table = {}
@@ -81,6 +76,34 @@ def merge(points: Table, stride: int) -> Table:
             made[key_of] = _WAYS[key_of[1]](column, starts)
         merged[name] = made[key_of]
     return merged
+
+
+def summarise(rows: Table, names: Sequence[str], stride: int) -> Table:
+    """`merge(from_rows(rows, names), stride)`, columns side by side: of a thousand rows each call costs most."""
+    if not len(rows["attempt"]):
+        return from_rows(rows, names)
+    rows = _ordered(rows)
+    starts = _starts(rows, stride)
+    counts = np.diff(starts, append=len(rows["attempt"]))
+    points: Table = {"attempt": rows["attempt"][starts], "rows": counts}
+    points |= {label: real(rows, label)[starts] for label in LABELS}
+    points |= {name: rows[name][starts] for name in ("tensor",) if name in rows}
+    points |= {name: _sum(rows[name], starts) for name in ("hist",) if name in rows}
+    zeros = np.zeros(len(starts), np.int64)
+    for some in side_by_side(names, len(rows["attempt"])):
+        values = np.stack([real(rows, name) for name in some])
+        finite = np.isfinite(values)
+        whole = finite.all(axis=1)
+        parts = {part: _reduced(part, values, finite, starts) for part in ("min", "max", "sum")}
+        for i, name in enumerate(some):
+            points |= {f"{name}:{part}": parts[part][i] for part in parts}
+            if whole[i]:
+                points |= {f"{name}:{part}": counts if part == "count" else zeros for part in _COUNTS}
+            else:
+                points |= {
+                    f"{name}:{part}": _sum(_PART[part](values[i], finite[i]), starts) for part in _COUNTS
+                }
+    return points
 
 
 def concat(tables: Sequence[Table]) -> Table:
@@ -119,9 +142,40 @@ def _way_of(name: str) -> str:
     return part if part in _WAYS else "first" if part in ("attempt", "tensor", *LABELS) else "sum"
 
 
-def _sum(column: Array, starts: Array) -> Array:
+def _ordered(table: Table) -> Table:
+    """The table in order of tensor and attempt."""
+    tensor = table.get("tensor")
+    later = np.diff(table["attempt"]) < 0
+    if tensor is not None:
+        by_tensor = np.diff(tensor)
+        later = (by_tensor < 0) | ((by_tensor == 0) & later)
+    if not later.any():
+        return table
+    keys = (table["attempt"],) if tensor is None else (table["attempt"], tensor)
+    return select(table, np.lexsort(keys))
+
+
+def _starts(table: Table, stride: int) -> Array:
+    """Where each point of a table in order begins."""
+    new = np.diff(table["attempt"] // stride) != 0
+    if "tensor" in table:
+        new |= np.diff(table["tensor"]) != 0
+    return np.concatenate(([0], np.flatnonzero(new) + 1))
+
+
+def _reduced(part: str, values: Array, finite: Array, starts: Array) -> Array:
+    """One of `min`, `max` and `sum` of the finite values of each point; (columns, points)."""
+    if part == "sum":
+        return _sum(values if finite.all() else np.where(finite, values, 0.0), starts, axis=1)
+    least = np.fmin if part == "min" else np.fmax
+    if finite.all():
+        return least.reduceat(values, starts, axis=1)
+    return _known(least.reduceat(np.where(finite, values, np.nan), starts, axis=1))
+
+
+def _sum(column: Array, starts: Array, axis: int = 0) -> Array:
     with np.errstate(over="ignore"):
-        return np.add.reduceat(column, starts, axis=0)
+        return np.add.reduceat(column, starts, axis=axis)
 
 
 def _known(extremes: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ampwatch.diagnosis.underflow import lost_share, vanished
+from ampwatch.diagnosis.underflow import share_of, vanished
 from ampwatch.records import MISSING, Array, Table, missing
 from ampwatch.stats.layout import FLOAT16_MAX
 
@@ -48,7 +48,7 @@ def with_lost_share(rows: Table) -> Table:
     if "hist" not in rows or rows["hist"].ndim != 2:
         return rows | {"lost_share": missing(n)}
     n_zero = np.nan_to_num(real(rows, "n_zero"))
-    share = lost_share(rows["hist"], n_zero).share
+    share = share_of(rows["hist"], n_zero)
     share[vanished(rows["attempt"], rows["hist"], n_zero)] = 1.0
     return rows | {"lost_share": _single(share)}
 

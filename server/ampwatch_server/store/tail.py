@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -75,17 +75,16 @@ class TailReader:
         got = row._mapping
         key = (got["producer_id"], got["seq"], got["digest"])
         table = self._known(key)
-        if table is None:
-            table = decode(batch_of(row))
-            self._keep(key, table)
-        return table
+        return decode(batch_of(row)) if table is None else table
 
     def _decoded(self, connection: Connection, key: tuple[int, int, str]) -> Table:
         table = self._known(key)
         if table is not None:
             return table
         query = _batches().where(inbox.c.producer == key[0], inbox.c.seq == key[1])
-        return self.decoded(connection.execute(query).one())
+        table = decode(batch_of(connection.execute(query).one()))
+        self._keep(key, table)
+        return table
 
     def _known(self, key: tuple[int, int, str]) -> Table | None:
         with self._lock:
@@ -123,15 +122,24 @@ def load(connection: Connection, keys: list[Key]) -> list[Row[tuple[object, ...]
     return list(connection.execute(_batches().where(chosen).order_by(inbox.c.producer, inbox.c.seq)))
 
 
-def foldable(connection: Connection, producer_id: int, end: int) -> list[Key]:
-    """Keys of a producer's waiting tables that hold an attempt before `end` which is in no chunk, in sequence."""
-    return _keys(
-        connection,
-        inbox.c.producer == producer_id,
-        inbox.c.kind != "events",
-        inbox.c.first < end,
-        sa.or_(inbox.c.folded < end, inbox.c.last < end),
-    )
+class Waiting(NamedTuple):
+    """A table that waits to be folded: from which attempt on, and the size of its body."""
+
+    key: Key
+    first: int
+    size_bytes: int
+
+
+def foldable(connection: Connection, producer_id: int, end: int) -> list[Waiting]:
+    """A producer's waiting tables that hold an attempt before `end` which is in no chunk, in sequence."""
+    row = inbox.c
+    which = (row.producer == producer_id, row.kind != "events", row.first < end)
+    unfolded = sa.or_(row.folded < end, row.last < end)
+    query = sa.select(row.seq, row.first, row.folded, sa.func.length(row.body)).where(*which, unfolded)
+    return [
+        Waiting((producer_id, seq), max(first, folded), size)
+        for seq, first, folded, size in connection.execute(query.order_by(row.seq)).all()
+    ]
 
 
 def batch_of(row: Row[tuple[object, ...]]) -> Batch:
