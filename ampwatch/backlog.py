@@ -37,11 +37,21 @@ class Backlog(Generic[Item]):
             self._last_lost = lost
             self._lost += 1
 
-    def take(self) -> tuple[list[Item], list[Event]]:
-        """All items, oldest first; and the event that tells what was given up since the last call, if anything was."""
-        items = [item for item, _, _ in self._items]
-        self._items.clear()
-        self._weight = 0
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def take(self, most: int | None = None) -> tuple[list[Item], list[Event]]:
+        """The oldest items, and the event that tells what was given up since the last call, if anything was.
+
+        Arguments:
+            most: the weight that is not exceeded, but by a single item; None takes all.
+        """
+        items, taken = list[Item](), 0
+        while self._items and (most is None or not items or taken + self._items[0][2] <= most):
+            item, _, weight = self._items.popleft()
+            items.append(item)
+            taken += weight
+        self._weight -= taken
         lost, self._lost = self._lost, 0
         return items, [self._dropped(lost)] if lost else []
 

@@ -40,9 +40,10 @@ from .worker import Harvest
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
-MOST_TENSOR_BYTES: Final = 16 << 20
-MOST_ROWS: Final = 1 << 17
-MOST_EVENTS: Final = 1 << 16
+MOST_TENSOR_BYTES: Final = 8 << 20
+TENSOR_BYTES: Final = 1 << 20  # of one harvest: made columns of, they take several times as much
+MOST_ROWS: Final = 1 << 13  # 2 KiB each
+MOST_EVENTS: Final = 1 << 13
 MOST_WANTED: Final = 512  # of the last 64 attempts; what was asked of those before is gone from the device
 DRAIN_S: Final = 2.0
 OPEN_S: Final = 0.25  # how long the newest attempt waits for what is logged after it, if none follows
@@ -158,7 +159,10 @@ class Harvester:
                 self._lock.release()
 
     def harvest(self, final: bool) -> Harvest:
-        """Rows and events that are complete; with `final` it waits up to `drain_s` for what is under way."""
+        """Rows and events that are complete, tensors up to `TENSOR_BYTES`.
+
+        With `final` it waits up to `drain_s` for what is under way.
+        """
         if not self._lock.acquire(
             timeout=self._drain_s
         ):  # in a forked child its holder may not exist any more
@@ -166,14 +170,15 @@ class Harvester:
         try:
             self._drain() if final else self._digest()
             self._settle(even_open=final)
-            tensors, without_tensors = self._tensors.take()
+            tensors, without_tensors = self._tensors.take(TENSOR_BYTES)
             rows, without_rows = self._rows.take()
             events, without_events = self._events.take()
-            is_last = self._closed and self._ring is None and self._newest is None
+            has_more = len(self._tensors) > 0
+            is_last = self._closed and self._ring is None and self._newest is None and not has_more
         finally:
             self._lock.release()
         dropped = [*without_tensors, *without_rows, *without_events]
-        return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped, is_last)
+        return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped, is_last, has_more)
 
     def wanted(self, most: int) -> Iterator[Wanted]:
         """Up to so many of the statistics that are to be sent, as `Rows`; each is told once. Training thread only."""

@@ -13,7 +13,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 PREFIX: Final = "ampwatch: "
 SHARE: Final = 0.001  # of one core, for judging while all goes well
 SHARE_IN_TROUBLE: Final = 0.025  # and while steps are skipped, or losses are not finite
+WINDOW: Final = (
+    1024  # attempts whose rows the diagnosis in the job holds: sources of one flush are further apart by few
+)
 _NO_BREAK: Final = "\u00a0"  # a space inside a command, which is copied whole
 _COLOURS: Final = {"healthy": 32, "warning": 33, "failing": 31, "fatal": 31}  # green, yellow, red
 
@@ -80,7 +84,7 @@ class JobLog:
         from .diagnosis.engine import Diagnosis
 
         self._speaks, self._listeners = speaks, listeners
-        self._diagnosis = Diagnosis()
+        self._diagnosis = Diagnosis(window=WINDOW)
         self._failed = False
         self._is_in_trouble = False  # since it was last judged
         self._judged, self._took = -math.inf, 0.0  # when, on the monotonic clock, and the CPU seconds of it
@@ -103,25 +107,30 @@ class JobLog:
         self._losses.add(table.get("loss"))
         self._times.add(table.get("time"))
 
-    def add(self, batches: Sequence[Batch], report: Report, *, final: bool) -> None:
-        """Take the batches in and, where it is time, tell of fatal findings that are new.
+    def add(self, batches: Sequence[Batch], report: Report) -> None:
+        """Take in what was recorded since.
 
         Arguments:
-            batches: what was recorded since.
+            report: told where something of this fails.
+        """
+        with self._given_up_if_it_fails(report) as is_wanted:
+            for batch in batches if is_wanted else ():
+                self._diagnosis.add(batch)
+
+    def judge(self, report: Report, *, final: bool) -> None:
+        """Where it is time, tell of fatal findings that are new.
+
+        Arguments:
             report: told where something of this fails.
             final: nothing follows, so it is time; the log hears of it by `say_verdict`.
         """
-        if self._failed or not (self._speaks or self._listeners):
-            return
-        self._failed = True  # until it is known that it went well
-        with guard("recorder.diagnosis", report):
-            for finding in self._fatal(batches, final):
+        with self._given_up_if_it_fails(report) as is_wanted:
+            for finding in self._fatal() if is_wanted and (final or self._is_time()) else ():
                 if self._speaks and not final:
                     _say("fatal", finding.headline)
                 for listener in self._listeners:
                     with guard("recorder.on_finding", report):
                         listener(finding)
-            self._failed = False
 
     def say_verdict(self, place: Place) -> bool:
         """Three lines: the verdict; what to do, or how it went; where the run can be seen. False if nothing is said.
@@ -136,11 +145,16 @@ class JobLog:
     def _is_wrong(self) -> bool:
         return not self._failed and self._diagnosis.verdict().kind is not None
 
-    def _fatal(self, batches: Sequence[Batch], final: bool) -> list[Finding]:
-        for batch in batches:
-            self._diagnosis.add(batch)
-        if not (final or self._is_time()):
-            return []
+    @contextmanager
+    def _given_up_if_it_fails(self, report: Report) -> Iterator[bool]:
+        """Under the guard; answers whether there is anything to do: somebody to tell, and no failure before."""
+        is_wanted = not self._failed and bool(self._speaks or self._listeners)
+        self._failed = self._failed or is_wanted  # until it is known that it went well
+        with guard("recorder.diagnosis", report):
+            yield is_wanted
+            self._failed = self._failed and not is_wanted
+
+    def _fatal(self) -> list[Finding]:
         new = [f for f in self._findings() if f.severity == "fatal" and f.key not in self._told]
         self._told |= {finding.key for finding in new}
         return new

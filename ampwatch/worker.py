@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .diagnosis.findings import Finding
 
 BATCH_BYTES: Final = 512 << 10  # below what proxies take by default, which is 1 MiB
+AT_ONCE_BYTES: Final = 1 << 20  # of batches that are packed before the first of them is let go
 HEARTBEAT_S: Final = 10.0
 FINISH_S: Final = 15.0
 SEND_AT_FINISH_S: Final = 4.0
@@ -43,12 +44,16 @@ MAX_PENDING_EVENTS: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Harvest:
-    """Rows and events that a source has completed since the harvest before; `is_last`: nothing will ever follow."""
+    """Rows and events that a source has completed since the harvest before.
+
+    `is_last`: nothing will ever follow. `has_more`: more of them wait than one harvest gives; to be asked for at once.
+    """
 
     attempts: Table | None = None
     tensors: Table | None = None
     events: list[Event] = field(default_factory=list)
     is_last: bool = False
+    has_more: bool = False
 
 
 class Source(Protocol):
@@ -176,20 +181,27 @@ class Worker:
                 events = self._heartbeat()
                 if not events:
                     return
-            batches = self._send_off(events, harvests)
-            self._joblog.add(batches, self._fault, final=final)
+            self._send_off(events, harvests)
+            while any(harvest.has_more for harvest in harvests):
+                harvests = self._harvest(final)
+                self._send_off([event for harvest in harvests for event in harvest.events], harvests)
+            self._joblog.judge(self._fault, final=final)
 
-    def _send_off(self, events: list[Event], harvests: Sequence[Harvest] = ()) -> list[Batch]:
-        """Pack and deliver these, and what there is to tell of losses, which is told again until it is kept."""
+    def _send_off(self, events: list[Event], harvests: Sequence[Harvest] = ()) -> None:
+        """Pack and deliver these, and what there is to tell of losses, which is told again until it is kept.
+
+        A few at a time: of a flush of 16 MiB, all packed, framed and decoded beside each other would be 100.
+        """
         told = self._keeper.lost.take()
         mourned = [tombstones.event(each, self._clock()) for each in told]
-        batches = list(self._pack(run_length.coded([*events, *mourned]), harvests))
-        self._last_batch = self._clock()
-        self._last_seq = max(batch.seq for batch in batches)
-        lost = self._deliver(batches)
-        if any(batch.kind == "events" for batch in lost):
+        lost = set[str]()
+        for batches in _some(self._pack(run_length.coded([*events, *mourned]), harvests)):
+            self._last_batch = self._clock()
+            self._last_seq = batches[-1].seq
+            lost.update(batch.kind for batch in self._deliver(batches))
+            self._joblog.add(batches, self._fault)
+        if "events" in lost:
             self._keeper.lost.add(told)
-        return batches
 
     def _harvest(self, final: bool) -> list[Harvest]:
         harvests = []
@@ -362,6 +374,18 @@ class Worker:
             run=self._run,
             part=self._keeper.part,
         )
+
+
+def _some(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """The batches in lists of `AT_ONCE_BYTES` or a little more."""
+    some: list[Batch] = []
+    for batch in batches:
+        some.append(batch)
+        if sum(len(each.body) for each in some) >= AT_ONCE_BYTES:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _groups(events: list[Event]) -> Iterator[list[Event]]:

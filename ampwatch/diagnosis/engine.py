@@ -11,6 +11,7 @@ in one go. In order, each costs what it brings; a late one lets the attempts of 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -38,7 +39,7 @@ from .precedence import settle
 from .precision import useless_scaler
 from .progress import no_updates, rate_of_zero, summed_loss, unscaled_by_new_scale
 from .ranks import Agreement, Member
-from .rows import Ledger
+from .rows import Ledger, Rows
 from .samples import Sample, Samples
 from .scale_range import underflow
 from .scalers import scaler_not_restored, scaler_recreated
@@ -120,9 +121,15 @@ class Diagnosis:
         for finding in diagnosis.findings(): print(finding.headline)
 
     Not thread-safe: one caller at a time.
+
+    Arguments:
+        window: memory does not grow with the attempts: facts are kept, and the rows of the newest so many (twice as
+            many at most), within which they may come in any order; a row that comes later still is left out. None
+            keeps them all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, window: int | None = None) -> None:
+        self._window = window
         self._producers: dict[str, _Producer] = {}
         self._agreement = Agreement()
         self._found: list[Finding] | None = None  # None: something came since
@@ -139,7 +146,8 @@ class Diagnosis:
         """Take a batch in, in any order; one that was seen already, by (producer, seq), is ignored."""
         if batch.producer not in self._producers:
             whole = batch.run != TRACE  # of a trace a person may have kept each tenth attempt
-            self._producers[batch.producer] = _Producer(batch.rank, batch.producer, whole=whole)
+            made = _Producer(batch.rank, batch.producer, whole=whole, window=self._window)
+            self._producers[batch.producer] = made
         if self._producers[batch.producer].add(batch):
             self._found = None
 
@@ -206,14 +214,16 @@ class _Judged(NamedTuple):
 class _Producer:
     """Everything known of one producer."""
 
-    def __init__(self, rank: int, name: str, *, whole: bool) -> None:
+    def __init__(self, rank: int, name: str, *, whole: bool, window: int | None) -> None:
         self.rank = rank
         self.name = name
+        self._window = window
         self._seen = _Seen()
         self._described = Described()
         self.ledger = Ledger(whole=whole)
         self._samples = Samples()
         self._streams: dict[int, Stream] = {}
+        self._base: dict[int, Stream] = {}  # of the rows that the ledger has forgotten, to begin again from
         self._judged: _Judged | None = None  # None: something came since
 
     def add(self, batch: Batch) -> bool:
@@ -225,6 +235,8 @@ class _Producer:
             self._described.add(filter(fits, batch.events()))
         elif batch.kind == "attempts":
             self.ledger.add(batch.table())
+            if self._window is not None and self.ledger.waiting >= self._window:
+                self._fold()
         else:
             self._samples.add(batch.table())
         return True
@@ -255,18 +267,25 @@ class _Producer:
     def _fold(self) -> dict[int, Stream]:
         """The facts of each stream, up to date."""
         rows, again = self.ledger.take()
-        stale = any(not self._is_current(i, s) for i, s in self._streams.items())
-        if stale:
-            rows = self.ledger.all()
+        stale = any(not self._is_current(i, s) for i, s in self._streams.items() if i not in self._base)
         if again or stale:
-            self._streams = {}
-        for index in np.unique(rows["stream"]).tolist():
-            if index not in self._streams:
-                self._streams[index] = Stream(
-                    self._described.interval(index), self._described.hysteresis(index)
-                )
-            self._streams[index].fold(rows[rows["stream"] == index])
+            rows, self._streams = self.ledger.all(), copy.deepcopy(self._base)
+        self._fold_into(self._streams, rows)
+        if self._window is not None:
+            self._forget(self.ledger.last - self._window, self._window)
         return self._streams
+
+    def _forget(self, upto: int, at_least: int) -> None:
+        """Keep of the rows up to an attempt only the facts, if they are that many."""
+        if upto - self.ledger.forgotten >= at_least:
+            self._fold_into(self._base, self.ledger.between(self.ledger.forgotten, upto))
+            self.ledger.forget(upto)
+
+    def _fold_into(self, streams: dict[int, Stream], rows: Rows) -> None:
+        for index in np.unique(rows["stream"]).tolist():
+            if index not in streams:
+                streams[index] = Stream(self._described.interval(index), self._described.hysteresis(index))
+            streams[index].fold(rows[rows["stream"] == index])
 
     def _is_current(self, index: int, stream: Stream) -> bool:
         known = self._described.interval(index), self._described.hysteresis(index)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ampwatch.records import OPTIMIZER_PREFIX, Table, is_missing, missing
+
+from .steps import Steps
 
 JOINED: Final = 256  # rows: tables of fewer wait for each other, as a few rows cost as much as so many
 UNCOUNTED: Final = 4  # attempts of a producer in which its optimizers are first seen
@@ -60,11 +62,21 @@ Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
 
 
+class _Mark(NamedTuple):
+    """Where a ledger stands after a row."""
+
+    last: int = -1  # attempt of that row
+    gaps: int = 0  # stretches of attempts before it that are not there …
+    missing: int = 0  # … how many attempts they are …
+    first_missing: int = -1  # … and the first of them
+
+
 class Ledger:
     """All rows of a producer in the order of their attempts, whatever order they came in.
 
     `add` takes a table; `take` answers the rows that were not taken yet, or, if one came late, says so and
-    answers all of them: a fold then starts anew. In order, both cost what the new rows cost.
+    answers all of them: a fold then starts anew. In order, both cost what the new rows cost. Where memory must
+    not grow, `forget` lets go of the oldest, and a fold starts anew from there.
 
     Arguments:
         whole: attempts that are not there were lost; a trace may hold some of them on purpose.
@@ -72,15 +84,38 @@ class Ledger:
 
     def __init__(self, *, whole: bool = True) -> None:
         self._whole = whole
-        self.missing = 0  # attempts between the first and the last that are not there …
-        self.first_missing = -1  # … and the first of them
-        self._gaps = 0
+        self._begun = self._mark = _Mark()  # before the first row that is held, and after the last one taken
         self._taken: list[Rows] = []
         self._waiting: list[Rows] = []
         self._small: list[Table] = []  # what came after those, a few rows each …
         self._small_rows = 0  # … and how many together
-        self.last = -1  # attempt of the last row taken
+        self._steps = Steps()
         self.restarts = 0  # how often a late row let the fold begin anew
+
+    @property
+    def forgotten(self) -> int:
+        """Attempt of the last row that was forgotten; -1 before."""
+        return self._begun.last
+
+    @property
+    def last(self) -> int:
+        """Attempt of the last row taken; -1 before."""
+        return self._mark.last
+
+    @property
+    def missing(self) -> int:
+        """How many attempts between the first and the last are not there."""
+        return self._mark.missing
+
+    @property
+    def first_missing(self) -> int:
+        """The first of them, -1 where there is none."""
+        return self._mark.first_missing
+
+    @property
+    def waiting(self) -> int:
+        """Rows that were not taken yet, late ones included."""
+        return sum(map(len, self._waiting)) + self._small_rows
 
     def add(self, table: Table) -> None:
         """Keep the rows of an `attempts` table."""
@@ -91,36 +126,44 @@ class Ledger:
                 self._join()
 
     def take(self) -> tuple[Rows, bool]:
-        """The rows to fold now, and whether they begin again from the first."""
+        """The rows to fold now, and whether they begin again: from the first, or from where the ledger has forgotten."""
         self._join()
-        if not self._waiting:
-            return np.empty(0, dtype=ROW), False
         new = _sorted(self._waiting)
+        self._waiting = []
+        new = new[np.searchsorted(new["attempt"], self._begun.last, side="right") :]
+        if not len(new):
+            return new, False
         again = bool(new["attempt"][0] <= self.last)
         if again:
             new = _sorted([*self._taken, new])
-            self._taken, self.last = [], -1
-            self._gaps, self.missing, self.first_missing = 0, 0, -1
+            self._taken, self._mark = [], self._begun
             self.restarts += 1
-        self._waiting = []
-        self._note_gaps(new)
+        self._mark = self._after(self._mark, new)
         self._taken.append(new)
-        self.last = int(new["attempt"][-1])
         return new, again
+
+    def forget(self, upto: int) -> None:
+        """Let go of the rows up to this attempt; what comes of them later is left out."""
+        rows, held = self.between(self._begun.last, upto), self.between(upto, self.last).copy()
+        if len(rows):
+            self._begun = self._after(self._begun, rows)
+            self._steps.add(rows)
+            self._taken = [held]
 
     def _join(self) -> None:
         self._waiting += [_rows_of(table) for table in _by_columns(self._small)]
         self._small, self._small_rows = [], 0
 
-    def _note_gaps(self, rows: Rows) -> None:
+    def _after(self, mark: _Mark, rows: Rows) -> _Mark:
+        """Where the ledger stands after these rows, which follow a mark; what is lost before each is filled in."""
         attempts = rows["attempt"]
-        before = np.append(self.last if self.last >= 0 else attempts[0] - 1, attempts[:-1])
+        before = np.append(mark.last if mark.last >= 0 else attempts[0] - 1, attempts[:-1])
         lost = (attempts - before - 1) * self._whole
-        rows["gaps"] = self._gaps + np.cumsum(lost > 0)
-        self._gaps = int(rows["gaps"][-1])
-        self.missing += int(lost.sum())
-        if lost.any() and self.first_missing < 0:
-            self.first_missing = int(before[np.argmax(lost > 0)]) + 1
+        rows["gaps"] = mark.gaps + np.cumsum(lost > 0)
+        first = mark.first_missing
+        if lost.any() and first < 0:
+            first = int(before[np.argmax(lost > 0)]) + 1
+        return _Mark(int(attempts[-1]), int(rows["gaps"][-1]), mark.missing + int(lost.sum()), first)
 
     def between(self, after: int, upto: int) -> Rows:
         """The rows taken with after < attempt <= upto, in order."""
@@ -134,16 +177,16 @@ class Ledger:
         return _joined(blocks[::-1])
 
     def all(self) -> Rows:
-        """Every row that was taken, in order."""
+        """Every row that was taken and is held, in order."""
         return _joined(self._taken)
 
     def step_of(self, attempt: int) -> int:
         """The step of an attempt; after the newest row before it, if it has none, and itself if none came before."""
         for block in reversed(self._taken):
-            if block["attempt"][0] <= attempt:
+            if len(block) and block["attempt"][0] <= attempt:
                 row = block[np.searchsorted(block["attempt"], attempt, side="right") - 1]
                 return int(row["step"]) + int(row["attempt"] < attempt and row["taken"])
-        return attempt
+        return self._steps.of(attempt)
 
 
 def runs_of(values: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:

@@ -21,7 +21,7 @@ from .rows import runs_of
 from .underflow import lost_share
 
 NEWEST: Final = 32
-UNFITTED: Final = 1 << 15  # rows whose histograms are held, 512 bytes each
+UNFITTED_BYTES: Final = 4 << 20  # of histograms that are held
 _LEVELS: Final = 40
 
 SAMPLE: Final = np.dtype(
@@ -48,10 +48,29 @@ class Sample(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Rows of one attempt, and the histograms that are fitted once somebody asks."""
+    """Rows of one attempt, and the histograms that are fitted once somebody asks: those bins in which something is.
+
+    Counts take as few bytes as the largest of them needs.
+    """
 
     rows: npt.NDArray[Any]
-    hist: npt.NDArray[Any]
+    bins: npt.NDArray[np.intp]
+    counts: npt.NDArray[Any]  # (rows, bins)
+
+    @classmethod
+    def of(cls, rows: npt.NDArray[Any], hist: npt.NDArray[np.int64]) -> _Part:
+        """Copies: an attempt that is kept would hold the table of a whole flush, all columns of it."""
+        bins = np.flatnonzero(hist.any(axis=0))
+        return cls(rows.copy(), bins, hist[:, bins].astype(np.min_scalar_type(hist.max(initial=0))))
+
+    def fitted(self) -> npt.NDArray[Any]:
+        """The rows with what their histograms say of the lost."""
+        hist = np.zeros((len(self.rows), HIST_BINS), dtype=np.int64)
+        hist[:, self.bins] = self.counts
+        estimate = lost_share(hist, self.rows["n_zero"])
+        for name in ("lost", "norm_share", "shape"):
+            self.rows[name] = getattr(estimate, name)
+        return self.rows
 
 
 class Samples:
@@ -73,12 +92,11 @@ class Samples:
             table = {name: column[order] for name, column in table.items()}
         attempts, reduced, hist = table["attempt"], _reduce(table), _histograms(table)
         for start, stop in runs_of(attempts):
-            # Copies: an attempt that is kept would hold the table of a whole flush, all columns of it.
-            part = _Part(reduced[start:stop].copy(), hist[start:stop].copy())
+            part = _Part.of(reduced[start:stop], hist[start:stop])
             self._unfitted.setdefault(int(attempts[start]), []).append(part)
-        if self._waiting_rows() > UNFITTED:
+        if self._unfitted_bytes() > UNFITTED_BYTES:
             self._thin()
-        if self._waiting_rows() > UNFITTED:
+        if self._unfitted_bytes() > UNFITTED_BYTES:
             self._fit()
         if len(self._at) > self._limit:
             self._thin()
@@ -91,8 +109,8 @@ class Samples:
             tensors = parts[0] if len(parts) == 1 else np.concatenate(parts)
             yield Sample(attempt, tensors[np.argsort(tensors["tensor"], kind="stable")])
 
-    def _waiting_rows(self) -> int:
-        return sum(len(part.rows) for parts in self._unfitted.values() for part in parts)
+    def _unfitted_bytes(self) -> int:
+        return sum(part.counts.nbytes for parts in self._unfitted.values() for part in parts)
 
     def _fit(self) -> None:
         """Fit what came since, but for the attempts that are thinned out."""
@@ -102,7 +120,7 @@ class Samples:
         found = [(attempt, part) for attempt, parts in self._unfitted.items() for part in parts]
         self._unfitted = {}
         for attempt, part in found:
-            self._at.setdefault(attempt, []).append(_fitted(part))
+            self._at.setdefault(attempt, []).append(part.fitted())
 
     def _thin(self) -> None:
         there = {*self._at, *self._unfitted}
@@ -137,10 +155,3 @@ def _reduce(table: Table) -> npt.NDArray[Any]:
 
 def _histograms(table: Table) -> npt.NDArray[Any]:
     return table.get("hist", np.zeros((len(table["attempt"]), HIST_BINS), dtype=np.int64))
-
-
-def _fitted(part: _Part) -> npt.NDArray[Any]:
-    rows = part.rows
-    estimate = lost_share(part.hist, rows["n_zero"])
-    rows["lost"], rows["norm_share"], rows["shape"] = estimate.lost, estimate.norm_share, estimate.shape
-    return rows

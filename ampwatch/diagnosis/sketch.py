@@ -27,8 +27,8 @@ class Sketch:
 
     def add(self, values: Reals) -> None:
         """Count values, of any shape; those that are not finite are left out."""
-        self._waiting.append(values)
-        if len(self._waiting) >= 256:
+        self._waiting.append(values.copy())  # of a column, and not the table that it is one of
+        if len(self._waiting) >= 256 or len(values) >= 256:
             self._count()
 
     def percentile(self, q: float, beside: Reals) -> float:

@@ -193,6 +193,19 @@ def test_statistics_come_where_they_are_wanted_and_each_once(harvester, ring):
     assert table["hist"].shape == (2, 64)
 
 
+def test_many_statistics_come_in_portions_and_the_last_says_that_it_is(harvester, ring):
+    known = attempt(7, tensors=range(700))
+    for number in range(5):  # of 400 KiB each
+        wanted = Wanted(known, float(number), np.arange(700), None)
+        ring.send(Rows(wanted), np.zeros(700 * WIDTH))
+    harvester.close()
+    portions = [harvester.harvest(final=True) for _ in range(3)]
+    scales = [sorted(set(portion.tensors["scale"].tolist())) for portion in portions]
+    assert scales == [[0.0, 1.0], [2.0, 3.0], [4.0]]
+    assert [portion.has_more for portion in portions] == [True, True, False]
+    assert [portion.is_last for portion in portions] == [False, False, True]
+
+
 def test_of_an_attempt_wanted_in_part_the_other_tensors_are_left_out(harvester, ring):
     known = attempt(7, tensors=(3, 5, 9))
     ring.send(Rows(Wanted(known, 4.0, np.array([3, 5, 9]), np.array([5]))), np.arange(3.0 * WIDTH))

@@ -156,6 +156,20 @@ def test_attempts_are_counted_over_all_who_ask(make):
     assert [recorder.next_attempt() for _ in range(3)] == [0, 1, 2]
 
 
+def test_a_source_that_has_more_is_asked_again_in_the_same_flush(make, tmp_path):
+    tensors = {"tensor": np.zeros(1), "scale": np.ones(1), "numel": np.ones(1)}
+    portions = [
+        Harvest(tensors=tensors | {"attempt": np.array([number])}, has_more=number < 4) for number in range(5)
+    ]
+    recorder = make(flush_s=60.0)
+    recorder.attach(Rows(*portions))
+    recorder.event("scaler")
+    recorder.finish()
+    given = [batch.table()["attempt"].tolist() for batch in spooled(tmp_path, "tensors")]
+    assert given == [[0], [1], [2], [3], [4]]
+    assert [event.type for event in events_in(tmp_path)] == ["run", "scaler", "finish"]
+
+
 def test_a_large_table_leaves_in_parts(make, tmp_path):
     count = 20_000  # rows of 64 bins of 8 bytes: 10 MB
     table = {

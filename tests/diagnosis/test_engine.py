@@ -1,5 +1,6 @@
 import math
 import time
+import tracemalloc
 
 import pytest
 from build import Run
@@ -93,6 +94,40 @@ def test_any_order_and_any_parts_give_the_same_findings(run: Run, size: int, ran
         if random.random() < 0.2:
             diagnosis.findings()
     assert diagnosis.findings() == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs(), st.integers(1, 12), st.integers(24, 60), st.randoms(use_true_random=False))
+def test_within_a_window_the_findings_are_those_of_the_whole(run: Run, size: int, window: int, random):
+    """Events first, as a job packs them; neighbours of the others in any order."""
+    batches = sorted(run.batches(size), key=lambda batch: batch.kind != "events")
+    first = sum(batch.kind == "events" for batch in batches)
+    for i in range(first, len(batches) - 1, 2):
+        batches[i : i + 2] = random.sample(batches[i : i + 2], 2)
+    bounded = Diagnosis(window=window)
+    for batch in batches:
+        bounded.add(batch)
+        if random.random() < 0.2:
+            bounded.findings()
+    assert bounded.findings() == run.findings()
+    assert bounded.verdict() == run.diagnosis().verdict()
+
+
+def held_bytes(diagnosis: Diagnosis, batches: list[Batch]) -> int:
+    """What a diagnosis holds after these, as long as nobody asks."""
+    tracemalloc.start()
+    for batch in batches:
+        diagnosis.add(batch)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held
+
+
+def test_within_a_window_memory_does_not_grow_with_the_attempts():
+    batches, diagnosis = batches_of(40_000), Diagnosis(window=512)
+    diagnosis.add(batches[0])
+    early = held_bytes(diagnosis, batches[1:200])
+    assert held_bytes(diagnosis, batches[200:]) < 2 * early
 
 
 def batches_of(attempts: int) -> list[Batch]:

@@ -6,6 +6,7 @@ import pytest
 from ampwatch.diagnosis.rows import Ledger
 from ampwatch.diagnosis.samples import NEWEST, Samples
 from ampwatch.diagnosis.sketch import Sketch
+from ampwatch.diagnosis.steps import BLOCK, Steps
 
 
 def test_a_percentile_is_right_within_a_sixteenth_of_an_octave():
@@ -14,6 +15,14 @@ def test_a_percentile_is_right_within_a_sixteenth_of_an_octave():
     sketch.add(values[:7000])
     for q in (1, 50, 99):
         assert sketch.percentile(q, values[7000:]) == pytest.approx(np.percentile(values, q), rel=0.045)
+
+
+def test_what_waits_to_be_counted_holds_no_more_than_itself():
+    sketch = Sketch()
+    for start in range(0, 1000, 10):
+        sketch.add(np.arange(start * 1000.0, (start + 10) * 1000).reshape(-1, 4)[:10, 2])
+    assert sum(each.base is not None for each in sketch._waiting) == 0
+    assert sketch.percentile(100, np.empty(0)) == pytest.approx(990_000, rel=0.045)
 
 
 def test_zeros_and_what_is_not_finite():
@@ -50,6 +59,31 @@ def test_the_step_of_an_attempt_without_a_row_follows_the_row_before():
     ledger.add(table(4, 6))
     ledger.take()
     assert [ledger.step_of(a) for a in (3, 4, 5, 6, 9)] == [3, 40, 41, 60, 61]
+
+
+def test_what_a_ledger_has_forgotten_comes_no_more_and_keeps_its_steps():
+    ledger = Ledger()
+    ledger.add(table(0, 3, 4, 5))
+    ledger.take()
+    ledger.forget(3)
+    ledger.add(table(2, 4, 6))
+    rows, again = ledger.take()
+    assert (rows["attempt"].tolist(), again) == ([4, 5, 6], True)
+    assert (ledger.forgotten, ledger.missing, ledger.first_missing) == (3, 2, 1)
+    assert [ledger.step_of(a) for a in (0, 1, 2, 3, 4)] == [0, 1, 1, 30, 40]
+
+
+def test_steps_of_long_ago_are_exact_and_take_next_to_nothing():
+    attempts = np.arange(3 * BLOCK)
+    skipped = attempts % 500 == 7
+    rows = np.zeros(len(attempts), dtype=[("attempt", "<i8"), ("step", "<i8"), ("taken", "?")])
+    rows["attempt"], rows["step"], rows["taken"] = attempts, attempts - np.cumsum(skipped) + skipped, ~skipped
+    steps, before = Steps(), np.delete(rows, [900, 8001])
+    for part in np.array_split(before, 50):
+        steps.add(part)
+    assert [steps.of(a) for a in range(0, len(attempts), 97)] == rows["step"][::97].tolist()
+    assert [steps.of(a) for a in (-1, 900, 8001)] == [-1, 898, 7985]
+    assert sum(map(len, steps._packed)) < 0.1 * len(attempts)
 
 
 def test_a_trace_without_found_inf_takes_a_scale_that_fell_for_a_skip():
