@@ -118,9 +118,9 @@ class Server:
             text=True,
         )
         assert self._process.stdout is not None
-        self.url = (
-            next(line for line in self._process.stdout if "http://" in line).split("http://")[1].split("/")[0]
-        )
+        told = next(line for line in self._process.stdout if "http://" in line)
+        self.link = f"http://{told.split('http://')[1].split()[0]}"  # signs one browser in
+        self.url = self.link.split("/")[2]
         self.token = (database.parent / "ampwatch" / "token").read_text().strip()
 
     def client(self) -> httpx.Client:

@@ -47,25 +47,32 @@ export function follow({ run, onrun, onresume }) {
   open();
 }
 
-/** Call `work` at most once in `ms`, the last call never lost, and never twice at the same time. */
+/**
+ * Call `work` at once, but no sooner than `ms` after it last began, nor than it has rested for as long as it took. The
+ * last call is never lost, and there are never two at the same time.
+ */
 export function throttle(work, ms) {
+  let next = -Infinity;
   let timer = null;
   let busy = false;
   let again = false;
   async function go() {
+    const began = performance.now();
     timer = null;
     busy = true;
     again = false;
     try {
       await work();
     } finally {
+      const ended = performance.now();
+      next = Math.max(began + ms, 2 * ended - began);
       busy = false;
       if (again) request();
     }
   }
   function request() {
     if (busy) again = true;
-    else timer ??= setTimeout(go, ms);
+    else timer ??= setTimeout(go, Math.max(0, next - performance.now()));
   }
   return request;
 }

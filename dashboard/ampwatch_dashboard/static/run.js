@@ -13,7 +13,7 @@ import { showSummary } from "./summary.js";
 import { drawHeatmap, drawHistogram, loadTensors, saveTensors, showRowsButton } from "./tensors.js";
 import { drawTimeline } from "./timeline.js";
 
-const REFRESH_MS = 2000;
+const REFRESH_MS = 500;
 const ZOOM_MS = 150;
 const BESIDE_MOMENT = 40; // attempts shown on either side of a single moment
 const DEFAULT_STATS = { fatal: "nonfinite", error: "nonfinite" }; // by the severity of the verdict

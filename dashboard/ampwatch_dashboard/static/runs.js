@@ -12,7 +12,7 @@ import { read, write } from "./state.js";
 import { badge, sentence, status } from "./verdict.js";
 
 const PAGE = 50;
-const REFRESH_MS = 2000;
+const REFRESH_MS = 1000;
 const TICK_MS = 15000;
 const MOST_PICKED = 10; // as the server compares
 const COLUMNS = ["Run", "State", "Verdict", "Skipped", "Scale now", "Loss", "Last seen"];
