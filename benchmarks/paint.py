@@ -30,7 +30,7 @@ from ampwatch_server.settings import Settings
 
 CONSOLE = Console(width=110)
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-sync", "--no-first-run")
-SETTLING_S = 8.0  # the page is opened, the job learns that somebody watches
+SETTLING_S = 8.0  # the job learns that somebody watches
 ATTEMPTS_PER_S = 10
 SEEN = {  # what must stand there
     "verdict": "document.querySelector('#verdict .verdict-sentence')?.textContent",
@@ -67,8 +67,12 @@ def opened(
     page = context.new_page()
     page.add_init_script(PAINTED)
     page.goto(f"http://{server.url}/run/run")
-    page.wait_for_function(f"Object.keys(seen).length == {len(SEEN)}", timeout=60_000)
-    seen: dict[str, float] = page.evaluate("seen")
+    seen: dict[str, float] = {}
+    while len(seen) < len(SEEN):
+        page.wait_for_timeout(
+            100
+        )  # the page's policy forbids the evaluation that waiting for a function takes
+        seen = page.evaluate("seen")
     context.close()
     return seen
 
@@ -81,17 +85,20 @@ def live(browser: Browser, session: StorageState, server: queries.Server, second
         environ |= {"AMPWATCH_RUN": run, "AMPWATCH_DIR": folder, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--train", str(seconds + SETTLING_S)]
         job = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-        time.sleep(SETTLING_S / 2)
+        with server.client() as client:
+            while client.get(f"/v1/runs/{run}").status_code != 200:
+                time.sleep(0.2)
         context = browser.new_context(viewport={"width": 1360, "height": 1000}, storage_state=session)
         page = context.new_page()
         page.add_init_script(COUNTED)
         page.goto(f"http://{server.url}/run/{run}")
+        settled = time.time() + SETTLING_S
         ended = json.loads(job.communicate()[0])
-        page.wait_for_timeout(4000)
+        page.wait_for_timeout(SETTLING_S * 1000)
         counted = page.evaluate("counted")
         context.close()
     known = [attempts for _, attempts in counted]
-    steady = range(int(SETTLING_S * ATTEMPTS_PER_S), len(ended))
+    steady = [i for i, end in enumerate(ended) if end > settled]
     return [counted[bisect.bisect_left(known, i + 1)][0] - ended[i] for i in steady]
 
 

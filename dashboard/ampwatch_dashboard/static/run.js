@@ -21,6 +21,7 @@ const MANY_RANKS = 8;
 const STATS = [...byId("stat").options].map((option) => option.value);
 
 const run = decodeURIComponent(location.pathname.split("/").at(-1));
+let shown = null;
 let findings = [];
 let verdict = null;
 let tensors = [];
@@ -53,12 +54,18 @@ function momentRange(key, at) {
   return within(first - beside, last + beside);
 }
 
+/** Whether the page shows what the stream tells of the run; its first news are what was there when the page was opened. */
+function isShown({ attempts, status, verdict }) {
+  return attempts === shown?.attempts && status === shown.status && verdict.sentence === shown.verdict.sentence;
+}
+
 const within = (from, to) => [Math.max(-0.5, from), Math.min(to, Math.max(attempts, from + 1))];
 
 async function load() {
   try {
     const [about, found] = await Promise.all([get(runPath(run)), get(runPath(run, "/findings"))]);
     ({ findings, verdict } = found);
+    shown = about;
     byId("page").hidden = false;
     byId("problem").replaceChildren();
     attempts = Math.max(0, ...about.producers.map((producer) => producer.begins + producer.attempts));
@@ -156,5 +163,10 @@ plotly().catch(() => {}); // draw() tells of it
 await load();
 if (!unknown) {
   const refresh = throttle(load, REFRESH_MS);
-  follow({ run, onrun: refresh, onresume: refresh });
+  let first = true;
+  const onrun = (state) => {
+    if (!first || !isShown(state)) refresh();
+    first = false;
+  };
+  follow({ run, onrun, onresume: refresh });
 }
