@@ -289,14 +289,13 @@ def to_json_list(values: npt.ArrayLike) -> list[Any]:
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return cast("list[Any]", array.tolist())
-    if np.isfinite(array).all():
-        return cast("list[Any]", array.tolist())
+    finite = np.isfinite(array)
     if array.ndim > 1:
-        return [to_json_list(row) for row in array]
-    lost = is_missing(array)
+        whole = finite.reshape(len(array), -1).all(axis=1).tolist()
+        return [row.tolist() if plain else to_json_list(row) for row, plain in zip(array, whole, strict=True)]
     listed: list[Any] = array.tolist()
-    for i in np.flatnonzero(~np.isfinite(array)):
-        listed[i] = None if lost[i] else to_json_value(listed[i])
+    for i in np.flatnonzero(~finite).tolist():
+        listed[i] = to_json_value(listed[i])
     return listed
 
 

@@ -21,7 +21,7 @@ from . import codec, stats
 from .points import KEYS, PARTS, columns_of, concat, from_rows, merge, select, summarise
 from .rows import unique
 from .tail import Tail
-from .windows import WINDOW, floor_to, window_size
+from .windows import WINDOW, floor_to, point_size, window_size
 
 Span = tuple[int, int]
 
@@ -68,15 +68,35 @@ def read_cells(
     tail: Tail,
 ) -> list[Table]:
     """One part of one statistic of all tensors, as `read_points` has it before points are merged, and no labels."""
-    column = f"{name}:{part}"
-    wanted, shown = {"attempt", "tensor", column}, _Shown([name], [part], hist=False)
-    whole = _widened(span, stride)
-    cells = []
-    for table in _cover(connection, where, whole, level, wanted, shown, tail):
-        inside = (table["attempt"] >= whole[0]) & (table["attempt"] < whole[1])
-        found = {key: table[key] for key in wanted if key in table}
-        cells.append(found if inside.all() else select(found, inside))
-    return cells
+    wanted, shown = {"attempt", "tensor", f"{name}:{part}"}, _Shown([name], [part], hist=False)
+    return _columns(connection, where, _widened(span, stride), level, wanted, shown, tail)
+
+
+def read_labels(
+    connection: Connection, where: Where, span: Span, level: int, labels: Collection[str], tail: Tail
+) -> list[Table]:
+    """The labels of points over a span, before points are merged, and the attempt at which each begins."""
+    wanted, shown = {"attempt", *labels}, _Shown([], [], hist=False)
+    whole = _widened(span, point_size(where.kind, level))
+    return _columns(connection, where, whole, level, wanted, shown, tail)
+
+
+def _columns(
+    connection: Connection,
+    where: Where,
+    span: Span,
+    level: int,
+    wanted: set[str],
+    shown: _Shown,
+    tail: Tail,
+) -> list[Table]:
+    """Some columns of what covers a span, of no attempt beyond it."""
+    found = []
+    for table in _cover(connection, where, span, level, wanted, shown, tail):
+        inside = (table["attempt"] >= span[0]) & (table["attempt"] < span[1])
+        columns = {key: table[key] for key in wanted if key in table}
+        found.append(columns if inside.all() else select(columns, inside))
+    return found
 
 
 def _widened(span: Span, stride: int) -> Span:
@@ -131,10 +151,8 @@ def _waiting(tail: Tail, stream: int, span: Span, needed: Collection[str] | None
 
 def streams_of(connection: Connection, producer_id: int, kind: str, tail: Tail) -> list[int]:
     """The streams that a producer has rows of."""
-    found = set(tail.streams)
-    for table in (chunks, parts):
-        mine = sa.and_(table.c.producer == producer_id, table.c.kind == kind)
-        found.update(connection.scalars(sa.select(table.c.stream).distinct().where(mine)))
+    mine = {"producer_id": producer_id, "kind": kind}
+    found = {*tail.streams, *connection.scalars(_STREAMS, mine)}
     return sorted(found)
 
 
@@ -235,6 +253,14 @@ def _query(table: sa.Table, *, hist: bool) -> sa.Select[Any]:
     )
 
 
+_STREAMS: Final = sa.union(
+    *(
+        sa.select(table.c.stream).where(
+            table.c.producer == sa.bindparam("producer_id"), table.c.kind == sa.bindparam("kind")
+        )
+        for table in (chunks, parts)
+    )
+)
 _QUERIES: Final = {
     (table.name, hist): _query(table, hist=hist) for table in (chunks, parts) for hist in (False, True)
 }

@@ -15,7 +15,7 @@ from ampwatch.errors import RunNotFound
 from ampwatch_server.tables import producers, runs
 
 
-def placed(run: str) -> sa.Subquery:
+def placed(run: str | sa.BindParameter[str]) -> sa.Subquery:
     """The producers of a run, each with `begins`: attempts of those of its rank that came before it."""
     row = producers.c
     before = sa.func.sum(row.end_attempt).over(
@@ -39,13 +39,15 @@ class Source(NamedTuple):
 
 
 EVERYONE: Final = Source()
+_PLACED: Final = placed(sa.bindparam("of_run"))
+_PROCESSES: Final = sa.select(_PLACED).order_by(_PLACED.c.rank, _PLACED.c.first_seen, _PLACED.c.id)
 
 
 def processes_of(connection: Connection, run: str, source: Source = EVERYONE) -> list[Row[Any]]:
     """The producers of a run, with `begins`, by rank and age. RunNotFound."""
-    table = placed(run)
-    query = sa.select(table).order_by(table.c.rank, table.c.first_seen, table.c.id)
-    rows = list(connection.execute(query.where(source.among(table.c.rank, table.c.producer))))
+    among = source.among(_PLACED.c.rank, _PLACED.c.producer)
+    query = _PROCESSES if source == EVERYONE else _PROCESSES.where(among)
+    rows = list(connection.execute(query, {"of_run": run}).all())
     if not rows:
         require_run(connection, run)
     return rows

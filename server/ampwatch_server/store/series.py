@@ -13,8 +13,7 @@ from ampwatch.errors import RunNotFound
 from ampwatch.records import MISSING, Array, Table, to_json_list
 from ampwatch_server import tables as t
 
-from .blob import jsonable
-from .cover import Where, read_cells, read_points, read_rows, streams_of
+from .cover import Where, read_cells, read_labels, read_points, read_rows, streams_of
 from .points import LABELS, concat, real, select
 from .processes import EVERYONE, Source, processes_of
 from .stats import inputs_of
@@ -126,37 +125,48 @@ def tensor_cells(
 
 
 def labels_at(
-    connection: Connection, tails: TailReader, producer: Row[Any], attempts: Array, stride: int
+    connection: Connection,
+    tails: TailReader,
+    producer: Row[Any],
+    attempts: Array,
+    stride: int,
+    names: Sequence[str] = LABELS,
 ) -> dict[str, Array]:
     """Step and time at each of these attempts, which the rows of tensors do not carry; missing where not known.
 
-    Over more than 65,536 attempts they are those at which the point of `stride` attempts begins.
+    Over more than 65,536 attempts they are those at which a point of at most `stride` attempts begins.
     """
     tail = tails.read(connection, producer.id, "attempts")
     span = (int(attempts.min()), int(attempts.max()) + 1)
     exact = span[1] - span[0] <= _EXACT and span[0] >= producer.attempts_from
-    known = [
-        _labels(connection, Where(producer.id, "attempts", index), span, 0 if exact else stride, tail)
+    level = 0 if exact else stride_for("attempts", stride, 1, lowest=1)[0]
+    found = [
+        table
         for index in streams_of(connection, producer.id, "attempts", tail)
+        for table in _labels(connection, Where(producer.id, "attempts", index), span, level, names, tail)
+        if len(table["attempt"])
     ]
-    found = [table for table in known if table is not None]
     if not found:
-        return {label: np.full(len(attempts), MISSING) for label in LABELS}
+        return {label: np.full(len(attempts), MISSING) for label in names}
     at = np.concatenate([table["attempt"] for table in found])
     order = np.argsort(at, kind="stable")
     place = np.searchsorted(at[order], attempts, side="right") - 1
-    labels = {name: np.concatenate([real(table, name) for table in found])[order][place] for name in LABELS}
+    labels = {name: np.concatenate([real(table, name) for table in found])[order][place] for name in names}
     return {name: np.where(place >= 0, column, MISSING) for name, column in labels.items()}
 
 
 def _labels(
-    connection: Connection, where: Where, span: tuple[int, int], stride: int, tail: Tail
-) -> Table | None:
-    if stride == 0:
-        return read_rows(connection, where, span, tail, LABELS)
-    level, stride = stride_for("attempts", stride, 1, lowest=1)
-    points = read_points(connection, where, span, level, stride, [], tail)
-    return points if len(points["attempt"]) else None
+    connection: Connection,
+    where: Where,
+    span: tuple[int, int],
+    level: int,
+    names: Sequence[str],
+    tail: Tail,
+) -> list[Table]:
+    if level:
+        return read_labels(connection, where, span, level, names, tail)
+    rows = read_rows(connection, where, span, tail, names)
+    return [] if rows is None else [rows]
 
 
 def require_tensor(connection: Connection, run: str, tensor: int) -> None:
@@ -224,4 +234,4 @@ def _itself(points: Table, name: str) -> Array:
 
 def integers(column: Array) -> list[Any]:
     """Integers that were carried as reals, as integers again."""
-    return [int(v) if isinstance(v, float) else v for v in jsonable(column.tolist())]
+    return [int(v) if isinstance(v, float) else v for v in to_json_list(column)]

@@ -31,6 +31,12 @@ BATCH_COLUMNS: Final = (
     *(inbox.c[name] for name in ("run", "seq", "kind", "first", "last", "folded", "digest", "body")),
 )
 
+_WAITING: Final = (
+    sa.select(inbox.c.seq, inbox.c.digest, inbox.c.folded)
+    .where(inbox.c.producer == sa.bindparam("producer_id"), inbox.c.kind == sa.bindparam("kind"))
+    .order_by(inbox.c.seq)
+)
+
 
 @dataclass(frozen=True)
 class Tail:
@@ -56,13 +62,9 @@ class TailReader:
         self, connection: Connection, producer_id: int, kind: str, names: Collection[str] | None = None
     ) -> Tail:
         """The tail of one producer, its rows each once; of their columns only `names` and the keys, where given."""
-        query = (
-            sa.select(inbox.c.seq, inbox.c.digest, inbox.c.folded)
-            .where(inbox.c.producer == producer_id, inbox.c.kind == kind)
-            .order_by(inbox.c.seq)
-        )
         tables = []
-        for seq, digest, folded in connection.execute(query).all():
+        mine = {"producer_id": producer_id, "kind": kind}
+        for seq, digest, folded in connection.execute(_WAITING, mine).all():
             table = self._decoded(connection, (producer_id, seq, digest))
             chosen = {n: c for n, c in table.items() if names is None or n in names or n in KEYS}
             tables.append(select(chosen, table["attempt"] >= folded) if folded else chosen)

@@ -94,7 +94,7 @@ def read_histograms(
             return answer | {
                 "producer": producer.producer,
                 "attempt": mine["attempt"].tolist(),
-                "step": integers(labels_at(connection, tails, producer, mine["attempt"], stride)["step"]),
+                "step": _steps(connection, tails, producer, mine["attempt"], stride),
                 "scale": to_json_list(scale),
                 "hist": mine["hist"].astype(np.int64).tolist(),
             }
@@ -118,23 +118,28 @@ def _heatmap(
     stride: int,
     rows: int | None,
 ) -> dict[str, Any]:
-    query = _query().where(t.tensors.c.producer == producer.id)
-    known = {row.tensor: _tensor(row) for row in connection.execute(query)}
+    known = {row.tensor: _tensor(row) for row in connection.execute(_OF_ONE, {"mine": producer.id}).all()}
     ids, row = _distinct(points["tensor"])
     tensors = [known.get(int(i)) or _unnamed(producer, int(i)) for i in ids]
     columns, values = _grid(points, len(ids), row, stat, kind, stride)
     if kind.float16_only:
         values[[tensor["origin"] != "float16" for tensor in tensors]] = MISSING
     chosen = _worst_rows(values, kind, rows)
-    step = labels_at(connection, tails, producer, columns, stride)["step"]
+    shown = values if len(chosen) == len(values) else values[chosen]
     return {
         "stat": stat,
         "unit": kind.unit,
         "tensors": [tensors[i] for i in chosen],
         "attempt": columns.tolist(),
-        "step": integers(step),
-        "values": [to_json_list(values[i]) for i in chosen],
+        "step": _steps(connection, tails, producer, columns, stride),
+        "values": to_json_list(shown),
     }
+
+
+def _steps(
+    connection: Connection, tails: TailReader, producer: Row[Any], attempts: Array, stride: int
+) -> list[Any]:
+    return integers(labels_at(connection, tails, producer, attempts, stride, ("step",))["step"])
 
 
 def _distinct(tensors: Array) -> tuple[Array, Array]:
@@ -176,6 +181,9 @@ def _query() -> sa.Select[Any]:
     row = t.tensors.c
     columns = (row.producer.label("producer_id"), row.tensor, row.name, row.origin, row.body)
     return sa.select(*columns, t.producers.c.producer, t.producers.c.rank).select_from(joined)
+
+
+_OF_ONE: Final = _query().where(t.tensors.c.producer == sa.bindparam("mine"))
 
 
 def _tensor(row: Row[Any]) -> dict[str, Any]:
