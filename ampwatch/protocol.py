@@ -30,6 +30,7 @@ Fault = Literal[
     "step_after_unscale",
     "stepped_again",
     "unscaled_backward",
+    "divided_by_hand",
     "scale_without_step",
     "missing_update",
     "closure",

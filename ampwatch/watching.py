@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import coalescing, internals
+from .by_hand import ByHand
 from .checks import wants_closure
 from .dispatch import Dispatch, close_with
 from .fused_step import FusedSteps
@@ -88,6 +89,7 @@ class Watch(Unwatched):
         self._tripwires = Tripwires(self)
         self._strangers = Strangers(self)
         self._passes = ScaledPasses()
+        self._by_hand = ByHand()
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
@@ -117,7 +119,8 @@ class Watch(Unwatched):
         """Around an explicit `unscale_()`; the one that torch's `step()` calls is no call of the user's."""
         if self._stepping is not None:
             return nullcontext()
-        return self._around("unscale_", partial(self._announce_unscale, scaler, optimizer), self._close)
+        announce = partial(self._announce_unscale, scaler, optimizer)
+        return self._around("unscale_", announce, self._close_unscale)
 
     def stepping(
         self, scaler: Scaler, optimizer: Optimizer, args: Sequence[object], kwargs: dict[str, Any]
@@ -175,6 +178,8 @@ class Watch(Unwatched):
     def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
         self._passes.accumulated(optimizer, parameter)
+        if optimizer in self._harvester.origins.clean:
+            self._by_hand.accumulated(optimizer, parameter)
         self._protocol.accumulated(optimizer)
         self._measured.accumulated(optimizer)
 
@@ -249,6 +254,8 @@ class Watch(Unwatched):
         if index in self._measured.gradients:
             self._inspect_gradients(index, optimizer)
         is_unscaled = index in self._measured.gradients
+        if is_unscaled:
+            self._by_hand.taken(index, internals.scale_of(scaler))
         self._fused.begin(optimizer, index, partial(internals.scale_of, scaler), is_unscaled=is_unscaled)
         self._measured.stepping(index, optimizer)
         return self._protocol.step(index, closure=closure, wanted=wants_closure(optimizer))
@@ -256,6 +263,11 @@ class Watch(Unwatched):
     def _close(self, call: Call | None, raised: bool) -> None:
         if call is not None:
             self._tell(self._protocol.close(call, raised=raised))
+
+    def _close_unscale(self, call: Call | None, raised: bool) -> None:
+        self._close(call, raised)
+        if call is not None and call.optimizer is not None and not raised:
+            self._by_hand.left(call.optimizer)
 
     def _close_step(self, scaler: Scaler, optimizer: Optimizer, call: Call | None, raised: bool) -> None:
         index, self._stepping = self._stepping, None
@@ -265,6 +277,8 @@ class Watch(Unwatched):
         self._close(call, raised)
         if index is not None:
             self._measured.stepped(index, optimizer)
+            if (seen := self._by_hand.ended(index, self._protocol.window.order)) is not None:
+                self._probes.note(seen)
 
     def _seen(self, scaler: Scaler, optimizer: Optimizer) -> int:
         """Index of the optimizer. When this scaler sees it first, both are introduced, and its steps are watched."""
@@ -290,6 +304,7 @@ class Watch(Unwatched):
         assert self._pass is not None  # since it was seen
         if index in self._measured.gradients:
             return None
+        self._by_hand.taken(index, internals.scale_of(scaler))
         if self._passes.unscaled(index):
             self._tell(self._protocol.unscaled_backward(index))
         if optimizer not in self._lists:

@@ -19,6 +19,7 @@ _BYPASSED: Final = frozenset(
         "step_after_unscale",
         "unscaled_step",
         "unscaled_backward",
+        "divided_by_hand",
         "stepped_again",
         "scale_without_step",
     }

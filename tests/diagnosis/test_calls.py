@@ -16,6 +16,7 @@ from build import Run
         ("step_after_unscale", False, "scaler_bypassed"),
         ("unscaled_step", False, "scaler_bypassed"),
         ("unscaled_backward", False, "scaler_bypassed"),
+        ("divided_by_hand", False, "scaler_bypassed"),
         ("stepped_again", False, "scaler_bypassed"),
         ("scale_without_step", False, "scaler_bypassed"),
         ("step_after_update", False, "call_order"),

@@ -350,6 +350,7 @@ FAULTS: Final = {
     "scale_without_step": "losses go through scale(), and neither step() nor update() of the scaler ever follows, so that gradients stay scaled",
     "unscaled_step": "{optimizer} is stepped directly with float16 gradients of a loss that did not go through scale(): what underflows is lost, and inf and NaN are applied",
     "unscaled_backward": "gradients of {optimizer} come from backward() of a loss that did not go through scale(), and are divided by the scale all the same",
+    "divided_by_hand": "the loop divides gradients of {optimizer} by the loss scale, and the scaler does so once more, so that they are smaller than the true ones by it",
     "step_after_unscale": "{optimizer} is stepped directly after unscale_(), past the scaler's own step(), which would skip it where gradients are inf or NaN",
     "step_outside_scaler": "{optimizer} is stepped directly, with gradients that are still scaled",
     "scaled_by_hand.times": "the loss is multiplied by the loss scale before scale() does so, so that gradients are larger than the true ones by it",

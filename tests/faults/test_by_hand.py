@@ -1,0 +1,73 @@
+"""Gradients that the loop divides by the scale, as the scaler does."""
+
+import pytest
+import torch
+from loops import half, mlp, recorded, regression, told, worse_than_info
+from torch import nn
+
+
+def trained(directory, before=None, after=None, steps=14, init_scale=2.0**10, accumulate=1):
+    """A loop that does something to its gradients before or after unscale_()."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with recorded(directory) as make:
+        scaler = make(model=model, init_scale=init_scale)
+        for step in range(steps):
+            optimizer.zero_grad()
+            for part in range(accumulate):
+                with half():
+                    loss = regression(model, step + part) / accumulate
+                scaler.scale(loss).backward()
+            if before:
+                before(model, scaler)
+            if after:
+                scaler.unscale_(optimizer)
+                after(model, scaler)
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def divide(model, scaler):
+    for p in model.parameters():
+        p.grad /= scaler.get_scale()
+
+
+def divide_data(model, scaler):
+    for p in model.parameters():
+        p.grad.data.mul_(1 / scaler.get_scale())
+
+
+def clip(model, scaler):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("way", [{"before": divide}, {"before": divide_data}, {"after": divide}])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients_that_are_divided_twice_from_the_first_step_on(tmp_path, way, accumulate):
+    trained(tmp_path, **way, accumulate=accumulate)
+    assert told(tmp_path) == [("scaler_bypassed", "error", 4, "")]
+
+
+def test_they_are_told_behind_a_descent_of_the_scale(tmp_path):
+    trained(tmp_path, before=divide, init_scale=2.0**24, steps=20)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity) == ("scaler_bypassed", "error")
+    assert "the loop divides gradients of SGD by the loss scale" in finding.headline
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_clip_after_unscaling_and_nothing_at_all_are_silent(tmp_path, accumulate):
+    trained(tmp_path / "clip", after=clip, accumulate=accumulate)
+    trained(tmp_path / "plain", accumulate=accumulate)
+    assert told(tmp_path / "clip") == told(tmp_path / "plain") == []
+
+
+def test_a_mean_over_as_many_as_the_scale_is_once_is_silent(tmp_path):
+    """A sum over 128 that the loop divides at the end, at a scale of 128, which then moves on."""
+
+    def mean(model, scaler):
+        for p in model.parameters():
+            p.grad /= 100
+
+    trained(tmp_path, before=mean, init_scale=2.0**7)
+    assert told(tmp_path) == []
