@@ -12,9 +12,8 @@ No hook synchronises, holds a lock or raises; a model with hooks on can be copie
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -101,32 +100,16 @@ class OriginProbe(_FirstAccumulations):
         """What was seen so far, None if nothing was."""
         if not self._seen:
             return None
-        return Observation("origin", gathered(list(self._seen.values())), partial(_origins, list(self._seen)))
+        return Observation(
+            "origin", gathered(list(self._seen.values())), partial(origins_in, list(self._seen))
+        )
 
     def _look_at(self, grad: Tensor) -> Tensor:
         return statistics(grad)
 
 
-def unscaled_step(
-    optimizer: int, numbered: Iterable[tuple[int, Tensor]], order: list[str]
-) -> Observation | None:
-    """Whether the gradients of which an optimizer has just stepped were computed in float16; event `call_fault` if so.
-
-    Two of them are looked at, at a statistics pass each; None where none is there.
-    """
-    grads = ((tensor, p.grad) for tensor, p in numbered if p.grad is not None and is_plain(p.grad))
-    seen = {tensor: statistics(local(grad)) for tensor, grad in islice(grads, 2)}
-    if not seen:
-        return None
-    fault = {"fault": "unscaled_step", "optimizer": optimizer, "order": order, "raised": False}
-
-    def decode(numbers: Numbers) -> dict[str, Any]:
-        return fault if "float16" in _origins(list(seen), numbers)["origins"].values() else {}
-
-    return Observation("call_fault", gathered(list(seen.values())), decode)
-
-
-def _origins(tensors: Sequence[int], numbers: Numbers) -> dict[str, Any]:
+def origins_in(tensors: Sequence[int], numbers: Numbers) -> dict[str, Any]:
+    """Data of an `origin` event, of tensors and their statistics."""
     rows = numbers.reshape(len(tensors), WIDTH)
     return {"origins": {str(tensor): _origin(row) for tensor, row in zip(tensors, rows, strict=True)}}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from . import identity, internals
 from .escalation import Escalation, Wanted
@@ -20,7 +19,6 @@ from .observers import (
     LocalGradients,
     OriginProbe,
     ReplicaProbe,
-    unscaled_step,
 )
 from .origins import Origins, Schedule
 from .search import Search
@@ -29,7 +27,6 @@ CHECK_EVERY: Final = 200  # attempts from one finite check to the next
 MOST_LOCAL: Final = (
     16  # tensors whose local gradients are looked at: the first in backward order, and the last
 )
-UNSCALED_LOOKS: Final = 8  # steps of an optimizer without a scaled loss whose gradients are looked at
 SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be searched must come
 
 
@@ -49,7 +46,6 @@ class Probes:
         self._index = index
         self._armed: list[Observer] = []  # until each has seen something
         self._unscaled: dict[int, Sequence[Tensor]] = {}  # parameters of the optimizers of this attempt
-        self._unscaled_looks: dict[int, int] = {}  # at steps without a scaled loss
         self._schedules: dict[int, Schedule] = {}
         self._origin: dict[int, OriginProbe] = {}  # the last one of each optimizer
         self._has_order = model is not None
@@ -87,22 +83,6 @@ class Probes:
     def note(self, observation: Observation) -> None:
         """Keep what was seen elsewhere in this attempt."""
         self._keep(observation)
-
-    def unscaled_step(self, index: int, optimizer: Optimizer, born: Container[int], order: list[str]) -> None:
-        """An optimizer has stepped with gradients of a loss that was never scaled; their format is looked at.
-
-        Arguments:
-            born: the tensors whose gradients are known to be computed in float16 otherwise.
-            order: the calls up to it.
-        """
-        looks = self._unscaled_looks.get(index, 0)
-        if looks >= UNSCALED_LOOKS:
-            return
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        its = [numbered for numbered in self._numbered(parameters) if numbered[0] in born]
-        if (seen := unscaled_step(index, its, order)) is not None:
-            self._unscaled_looks[index] = looks + 1
-            self._keep(seen)
 
     def collect(self, stream: int = -1) -> list[Observation]:
         """At the end of an attempt of a stream: what has been seen; the observers that saw it are taken off."""

@@ -40,6 +40,7 @@ from .stats.choose import REFERENCE, Statistics, choose
 from .strangers import Strangers
 from .succession import settle
 from .tripwires import Tripwires
+from .unscaled_steps import UnscaledSteps
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
 
@@ -90,6 +91,7 @@ class Watch(Unwatched):
         self._strangers = Strangers(self)
         self._passes = ScaledPasses()
         self._by_hand = ByHand()
+        self._unscaled_steps = UnscaledSteps(self._protocol)
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
@@ -100,7 +102,15 @@ class Watch(Unwatched):
         self._fused = FusedSteps()
         self._is_captured = False
         self._measured = Measures()
-        close_with(self, recorder.fault, self._probes, self._tripwires, self._strangers, self._harvester)
+        close_with(
+            self,
+            recorder.fault,
+            self._probes,
+            self._tripwires,
+            self._strangers,
+            self._unscaled_steps,
+            self._harvester,
+        )
 
     @property
     def model(self) -> nn.Module | None:
@@ -190,8 +200,12 @@ class Watch(Unwatched):
         self._passes.stepped_outside(optimizer)
         self._tell(self._protocol.step_outside(optimizer))
         if self._protocol.is_fed_unscaled(optimizer):
-            born = self._harvester.origins.float16
-            self._probes.unscaled_step(optimizer, itself, born, self._protocol.window.order)
+            numbered = (
+                (self._registry.tensor(p), p) for group in itself.param_groups for p in group["params"]
+            )
+            seen = self._unscaled_steps.stepped(optimizer, numbered, self._harvester.origins.float16)
+            if seen is not None:
+                self._probes.note(seen)
 
     def is_ours(self, optimizer: Optimizer) -> bool:
         """Whether a scaler of the run steps this optimizer, or is stepping what it is a part of; or the run is over."""
@@ -351,6 +365,7 @@ class Watch(Unwatched):
         finally:
             self._measured = Measures()
             self._passes.updated()
+            self._unscaled_steps.updated()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
         attempt = self._attempt(scaler, noted)

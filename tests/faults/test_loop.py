@@ -221,8 +221,8 @@ def test_a_scaler_each_and_nobody_is_a_stranger(tmp_path):
     assert told(tmp_path) == []
 
 
-def now_and_then(directory, dtype, by_itself):
-    """Each sixth batch has code of its own."""
+def now_and_then(directory, dtype, by_itself, *, clips=False, parts=1):
+    """Each sixth batch has code of its own, which may clip, or accumulate its gradients of parts."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     with recorded(directory) as make:
@@ -230,9 +230,12 @@ def now_and_then(directory, dtype, by_itself):
         for step in range(24):
             if by_itself and step % 6 == 5:
                 optimizer.zero_grad()
-                with torch.autocast("cpu", dtype=torch.float16, enabled=dtype is torch.float16):
-                    loss = regression(model, step)
-                loss.backward()
+                for part in range(parts):
+                    with torch.autocast("cpu", dtype=torch.float16, enabled=dtype is torch.float16):
+                        loss = regression(model, step + part)
+                    (loss / parts).backward()
+                if clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.3)
                 optimizer.step()
             else:
                 train(
@@ -243,6 +246,13 @@ def now_and_then(directory, dtype, by_itself):
 
 def test_a_step_of_a_float16_loss_that_was_never_scaled(tmp_path):
     assert now_and_then(tmp_path, torch.float16, by_itself=True) == [("scaler_bypassed", "error", 5)]
+
+
+@pytest.mark.parametrize("touched", [{"clips": True}, {"parts": 3}, {"clips": True, "parts": 3}])
+def test_it_is_told_at_the_second_time_where_gradients_are_clipped_or_accumulated(tmp_path, touched):
+    told = now_and_then(tmp_path / "float16", torch.float16, by_itself=True, **touched)
+    assert told == [("scaler_bypassed", "error", 10)]
+    assert now_and_then(tmp_path / "float32", torch.float32, by_itself=True, **touched) == []
 
 
 def test_a_phase_in_float32_or_none_is_healthy(tmp_path):
