@@ -34,6 +34,7 @@ from .touched import touching
 OLDEST_TRITON: Final = (3, 6)
 OLDEST_CUDA: Final = (7, 0)
 NATIVE_BFLOAT16: Final = (8, 0)  # before it torch and Triton round NaN to different bits
+TURING: Final = 75
 KEPT_TABLES: Final = 32  # per thread; a GAN needs one for each network
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
@@ -159,7 +160,7 @@ def _prepare(grads: Sequence[Tensor], places: Places, out: Tensor, factors: Fact
     reals = torch.empty(table.programs, 2, dtype=torch.float64, device=device)
     found_inf, inv_scale = factors or (None, None)
     rows, columns = kernel.tile_shape(dtype.itemsize)
-    options = {"num_warps": _warps(), "enable_fp_fusion": True}
+    options = _options(device)
     if factors is not None:
         torch.autograd.graph.increment_version(chosen)
 
@@ -213,9 +214,26 @@ def _runs_on(device: torch.device, dtype: torch.dtype) -> bool:
     return torch.cuda.get_device_capability(device) >= oldest
 
 
-def _warps() -> int:
-    """128 threads: a tile is cut to them. AMD's data-centre GPUs have 64 in a warp."""
-    return 4 if torch.version.hip is None else 2
+def options_for(backend: str, capability: int) -> dict[str, int | bool]:
+    """How the kernels are compiled.
+
+    Arguments:
+        backend: `cuda` or `hip`.
+        capability: of a CUDA device, 80 for 8.0.
+    """
+    if backend == "hip":
+        return {"num_warps": 2, "enable_fp_fusion": True}  # 64 threads each; a tile is cut to 128
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    # 128 registers a thread let four programs share a multiprocessor, not three. Turing would spill with them.
+    return options if capability == TURING else options | {"maxnreg": 128}
+
+
+@cache
+def _options(device: torch.device) -> dict[str, int | bool]:
+    if device.type != "cuda":
+        return {}  # interpreted
+    major, minor = torch.cuda.get_device_capability(device)
+    return options_for("cuda" if torch.version.hip is None else "hip", 10 * major + minor)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

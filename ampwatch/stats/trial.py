@@ -42,19 +42,25 @@ class Case(NamedTuple):
 
 
 def cases(
-    device: str, dtypes: Sequence[torch.dtype] = DTYPES, *, large: int = LARGE, many: int = MANY
+    device: str,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    *,
+    sizes: Sequence[int] = SIZES,
+    many: int = MANY,
+    large: int = LARGE,
 ) -> Iterator[Case]:
     """One after another, as the large ones fill memory.
 
     Arguments:
-        large: elements of the largest gradient.
+        sizes: elements of gradients, each at four alignments.
         many: gradients of the longest list.
+        large: elements of the largest gradient.
     """
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
         draw = _Draw(device, dtype)
         yield Case(f"any bits of {name}", [draw.bits(n) for n in (10_003, 5, 1)], INVERSES)
-        sized = [draw.reals(n + 3)[skip : skip + n] for n in SIZES for skip in range(4)]
+        sized = [draw.reals(n + 3)[skip : skip + n] for n in sizes for skip in range(4)]
         yield Case(f"{name} of many sizes, and at odd addresses", sized, (0.3,))
         yield Case(f"{many:,} gradients of {name}", [draw.reals(37) for _ in range(many)])
         yield Case(f"{name} of all magnitudes", list(draw.edges()))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampwatch.stats import reference
+from ampwatch.stats import fused, reference
 from ampwatch.stats.layout import SCALARS
 
 triton = pytest.importorskip("triton")
@@ -133,6 +133,13 @@ def test_what_is_dense_is_taken_in_any_order_and_the_rest_left_to_torch(interpre
     check(rows, grads)
 
 
+def test_hundreds_of_tensors(interpreted):
+    grads = [torch.full((1 + i % 7,), float(i)) for i in range(200)]
+    rows, unscaled, _ = interpreted("unscale", grads, 0.5)
+    check(rows, grads)
+    assert [grad[-1].item() for grad in unscaled] == [i / 2 for i in range(200)]
+
+
 def test_a_launch_that_fails_after_others_says_that_gradients_are_written(interpreted):
     grads = [torch.full((3,), 8.0), torch.full((6,), 8.0)[::2], torch.full((3,), 8.0, dtype=torch.float64)]
     error, grads = interpreted("fail_late", grads, 0.5)
@@ -209,8 +216,7 @@ def compiled(target: Any, dtype: str, unscaling: bool = True) -> Any:
     source = triton.compiler.ASTSource(
         kernel.scan, signature | dict.fromkeys(("DTYPE", "ROWS", "COLUMNS"), "constexpr"), known
     )
-    options = {"num_warps": 128 // target.warp_size, "enable_fp_fusion": True}
-    return triton.compile(source, target, options), rows
+    return triton.compile(source, target, fused.options_for(target.backend, target.arch)), rows
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -228,11 +234,15 @@ def memory_in_use(cubin: bytes, path) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text)}
 
 
-CUDA = [(capability, "float32") for capability in (70, 75, 80, 90, 100)]
-OTHERS = [(90, "float16"), (90, "bfloat16"), (90, "float64")]
+CUDA = [
+    (capability, dtype)
+    for capability in (70, 75, 80, 90, 100)
+    for dtype in ("float32", "float64", "float16", "bfloat16")
+    if dtype != "bfloat16" or capability >= 80  # before that it is left to torch
+]
 
 
-@pytest.mark.parametrize(("capability", "dtype"), CUDA + OTHERS)
+@pytest.mark.parametrize(("capability", "dtype"), CUDA)
 def test_cuda_reads_and_writes_16_bytes_at_a_time_and_spills_nothing(capability, dtype, tmp_path):
     target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
     kernel, rows = compiled(target, dtype)
@@ -243,7 +253,9 @@ def test_cuda_reads_and_writes_16_bytes_at_a_time_and_spills_nothing(capability,
     assert ".ftz" not in ptx  # float32's own subnormals count, and torch keeps them
     used = memory_in_use(kernel.asm["cubin"], tmp_path / "kernel.cubin")
     assert (used["STACK"], used["LOCAL"]) == (0, 0)
-    assert used["REG"] <= 168  # three programs of 128 threads on a multiprocessor
+    assert used["REG"] <= (
+        168 if capability == 75 else 128
+    )  # 3 or 4 programs of 128 threads on a multiprocessor
 
 
 def test_bfloat16_is_rounded_by_the_instruction_that_torch_uses():
@@ -251,15 +263,17 @@ def test_bfloat16_is_rounded_by_the_instruction_that_torch_uses():
     assert "cvt.rn.bf16" in compiled(target, "bfloat16")[0].asm["ptx"]
 
 
-def test_reading_only_writes_no_gradient():
-    ptx = compiled(triton.backends.compiler.GPUTarget("cuda", 80, 32), "float32", unscaling=False)[0].asm[
-        "ptx"
-    ]
-    assert len(re.findall(r"ld\.global\S*\.v4\.b32", ptx)) == 8
-    assert not re.findall(r"st\.global\S*\.v4", ptx)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_reading_only_writes_no_gradient(dtype, tmp_path):
+    target = triton.backends.compiler.GPUTarget("cuda", 80, 32)
+    kernel, rows = compiled(target, dtype, unscaling=False)
+    wide = r"\.global\S*\.(v4\.b32|v2\.b64)"
+    assert [len(re.findall(access + wide, kernel.asm["ptx"])) for access in ("ld", "st")] == [rows, 0]
+    used = memory_in_use(kernel.asm["cubin"], tmp_path / "kernel.cubin")
+    assert (used["STACK"], used["LOCAL"]) == (0, 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_amd_reads_and_writes_16_bytes_at_a_time_and_spills_nothing(dtype):
     kernel, rows = compiled(triton.backends.compiler.GPUTarget("hip", "gfx942", 64), dtype)
     code = kernel.asm["amdgcn"]

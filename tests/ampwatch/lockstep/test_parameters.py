@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ampwatch.guard import failures
 
@@ -39,6 +40,7 @@ GRADIENTS = {
     "conj": lambda: pair().conj(),
     "neg": lambda: pair().conj().imag,
     "real part": lambda: pair().real,
+    "collective under way": lambda: AsyncCollectiveTensor(torch.tensor([1.0, 2.0, 3.0])),
     "subclass": lambda: torch.ones(3).as_subclass(Wrapper),
     "sparse": lambda: sparse([1.0, 2.0, 3.0]),
     "sparse inf": lambda: sparse([1.0, torch.inf, 3.0]),
