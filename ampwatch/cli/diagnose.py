@@ -62,10 +62,14 @@ def _diagnose_trace(path: Path, policy: str, json_: bool) -> None:
     trace = read_trace(path, policy)
     diagnosis = Diagnosis.from_batches(trace.batches)
     if json_:
-        typer.echo(as_json({**_as_dict(path.name, diagnosis), "not_judged": trace.not_judged}))
+        typer.echo(
+            as_json({**_as_dict(path.name, diagnosis), "not_judged": trace.not_judged, "read": trace.read})
+        )
         return
     console = Console(highlight=False)
     _print_run(console, path.name, diagnosis)
+    if trace.read:
+        _print(console, Text(trace.read, "dim"))
     _print(console, Text("Not judged:", "bold"))
     for missing in trace.not_judged:
         _print(console, Text(f"· {missing}", "dim"), indent=2)

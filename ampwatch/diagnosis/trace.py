@@ -74,10 +74,11 @@ _NEEDED_FOR: Final = ("found_inf", "loss", "norm", "lr", "batch_id")
 
 
 class Trace(NamedTuple):
-    """A trace as the batches that a run would have left, and what it does not hold."""
+    """A trace as the batches that a run would have left, what it does not hold, and what its names were read as."""
 
     batches: list[Batch]
     not_judged: list[str]
+    read: str = ""
 
 
 def read_trace(path: str | Path, policy: str = "torch") -> Trace:
@@ -89,7 +90,9 @@ def read_trace(path: str | Path, policy: str = "torch") -> Trace:
     if policy not in POLICIES:
         raise InvalidBatch("policy", f"got {policy!r}, it must be one of {', '.join(POLICIES)}")
     read = read_rows(path)
-    return Trace(list(_batches(path, read.rows, policy)), [*read.notes, *_not_judged(read.rows, policy)])
+    return Trace(
+        list(_batches(path, read.rows, policy)), [*read.notes, *_not_judged(read.rows, policy)], read.names
+    )
 
 
 def _batches(path: Path, rows: Sequence[Row], policy: str) -> Iterator[Batch]:

@@ -273,14 +273,14 @@ def test_a_name_of_ours_goes_before_an_alias_and_training_before_evaluation(tmp_
 
 
 def test_what_a_trace_holds_and_cannot_be_read_is_said(tmp_path):
-    """Tensors that were written as they print, and a job that was killed as it wrote."""
+    """Words beside a number, and a job that was killed as it wrote."""
     lines = [
         json.dumps(
             {
                 "attempt": 10 * i,
                 "scale": 8,
                 "found_inf": 0,
-                "loss": "tensor(1.5)",
+                "loss": "1.5 (smooth)",
                 "lr": 1,
                 "norm": 1,
                 "batch": 1,
@@ -289,11 +289,110 @@ def test_what_a_trace_holds_and_cannot_be_read_is_said(tmp_path):
         for i in range(30)
     ]
     assert told(tmp_path, "\n".join(lines) + '\n{"attempt": 300, "sca')[1] == [
-        "`loss` is no number in 30 rows, as 'tensor(1.5)'.",
+        "`loss` is no number in 30 rows, as '1.5 (smooth)'.",
         "The last line is cut off, and left out.",
         "Only 30 of 291 attempts are in the trace: what happened between them is not seen.",
         "Without `loss`: losses that are not finite, divergence, sums that explain a scale below 1.",
     ]
+
+
+SCALES = [2.0 ** (16 - min(i, 2)) for i in range(20)]
+READ = {
+    "a byte order mark, Windows' line ends and capitals": (
+        "t.csv",
+        "\ufeffStep,Loss Scale,Train/Loss\r\n" + "".join(f"{i},{s},1.5\r\n" for i, s in enumerate(SCALES)),
+        "Read: `Step` as attempt, `Train/Loss` as loss, `Loss Scale` as scale.",
+    ),
+    "thousands": (
+        "t.csv",
+        "step,scale,note\n" + "".join(f'"{i + 1000:,}","{s:,}",x\n' for i, s in enumerate(SCALES)),
+        "Read: `step` as attempt. Not used: `note`.",
+    ),
+    "Weights & Biases, two runs' names before the keys": (
+        "wandb_export.csv",
+        '"Step","calm-sun-7 - loss_scale","calm-sun-7 - loss_scale__MIN"\n'
+        + "".join(f'"{i}","{s}","{s}"\n' for i, s in enumerate(SCALES)),
+        "Read: `Step` as attempt, `calm-sun-7 - loss_scale` as scale. Not used: `calm-sun-7 - loss_scale__MIN`.",
+    ),
+    "TensorBoard, a tag in a file of its own": (
+        "run-1-tag-train_loss_scale.csv",
+        "Wall time,Step,Value\n" + "".join(f"{1.7e9 + i},{i},{s}\n" for i, s in enumerate(SCALES)),
+        "Read: `Step` as attempt, `loss_scale` as scale. Not used: `Wall time`.",
+    ),
+    "comments, and the header again where the job was begun again": (
+        "t.csv",
+        "# exported\nstep scale\n"
+        + "".join(("step scale\n" if i == 9 else "") + f"{i} {s}\n" for i, s in enumerate(SCALES)),
+        "Read: `step` as attempt.",
+    ),
+    "tensors as they print": (
+        "t.jsonl",
+        "".join(f'{{"step": {i}, "scale": "tensor({s}, device=\'cuda:0\')"}}\n' for i, s in enumerate(SCALES)),
+        "Read: `step` as attempt.",
+    ),
+    "fairseq": (
+        "train.log",
+        "2024-01-01 | INFO | fairseq.trainer | begin training epoch 1\n"
+        + "".join(f'x | INFO | train_inner | {{"num_updates": "{i}", "loss_scale": "{s}"}}\n' for i, s in enumerate(SCALES)),
+        "Read: `num_updates` as attempt, `loss_scale` as scale.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_tools_leave_is_read_and_said_what_for(tmp_path, name):
+    file, text, read = READ[name]
+    (tmp_path / file).write_bytes(text.encode())
+    trace = read_trace(tmp_path / file)
+    (rows,) = (batch.table() for batch in trace.batches if batch.kind == "attempts")
+    assert (trace.read, rows["scale"].tolist()) == (read, SCALES)
+
+
+def test_a_table_of_windows_in_utf_16(tmp_path):
+    (tmp_path / "t.csv").write_bytes("step,scale\r\n0,8\r\n1,4\r\n".encode("utf-16"))
+    assert [f.kind for f in diagnose(tmp_path / "t.csv")] == ["calibration"]
+
+
+def test_a_log_of_megatron_tells_the_scale_that_an_iteration_leaves(tmp_path):
+    line = " [x] iteration {i:8d}/ 500 | learning rate: 1.500E-04 | lm loss: {loss} | loss scale: {scale} | number of skipped iterations: {skip} |"
+    skips = [1, 1, *[0] * 30]
+    left = [2.0**15, 2.0**14, *[2.0**14] * 30]
+    lines = [
+        line.format(i=i + 1, loss="7.0E+00", scale=s, skip=k)
+        for i, (s, k) in enumerate(zip(left, skips, strict=True))
+    ]
+    (tmp_path / "train.log").write_text("\n".join(["training ...", *lines, "done"]))
+    trace = read_trace(tmp_path / "train.log", "megatron")
+    (rows,) = (batch.table() for batch in trace.batches if batch.kind == "attempts")
+    assert rows["scale_after"].tolist() == left
+    assert rows["scale"].tolist() == [2.0**15, *left[:-1]]
+    assert rows["found_inf"].tolist() == skips
+    assert trace.not_judged[0] == "2 lines of the log tell no attempt, and are left out."
+
+
+def test_a_log_that_tells_skips_only_is_refused_with_what_to_write(tmp_path):
+    for line in (
+        "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0",
+        "[2023-06-01] [INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    ):
+        (tmp_path / "train.log").write_text(f"Epoch 1\n{line}\n" * 2)
+        with pytest.raises(InvalidBatch, match=r"in 2 lines that a step was skipped.*header step,scale,loss"):
+            diagnose(tmp_path / "train.log")
+
+
+@pytest.mark.parametrize("word", ["NaN", "-nan", "nan(ind)", "-nan(ind)", "1.#QNAN", "1.#IND", "tensor(nan)"])
+def test_nan_as_it_is_spelt(tmp_path, word):
+    (tmp_path / "t.csv").write_text("step,scale,loss\n" + f"0,8,1\n1,8,{word}\n2,8,{word}\n")
+    assert [f.kind for f in diagnose(tmp_path / "t.csv")] == ["nonfinite_forward"]
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [("1.#INF", math.inf), ("-Infinity", -math.inf), ("+inf", math.inf), ("∞", math.inf)]
+)
+def test_infinity_as_it_is_spelt(tmp_path, word, number):
+    (tmp_path / "t.csv").write_text(f"step,scale,loss\n0,8,{word}\n")
+    (rows,) = (batch.table() for batch in read_trace(tmp_path / "t.csv").batches if batch.kind == "attempts")
+    assert rows["loss"].tolist() == [number]
 
 
 def test_micro_batches_that_repeat_a_step_are_counted(tmp_path):

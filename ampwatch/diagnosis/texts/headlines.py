@@ -394,6 +394,7 @@ NOT_JUDGED: Final = {
     "gaps": "Only {rows} of {span} attempts are in the trace: what happened between them is not seen.",
     "repeats": "Attempts repeat in the trace, so that its rows are counted in their order.",
     "unread": "`{column}` is no number in {count}, as {word!r}.",
+    "lines": "{lines} of the log tell no attempt, and are left out.",
     "cut": "The last line is cut off, and left out.",
     "instrumentation": (
         "A trace never tells where: modules, tensors, dtypes, poisoned weights, underflow and the order of calls need a "
@@ -412,6 +413,14 @@ APART: Final = {
         "norm of the first is {low} and {high}. No DistributedDataParallel was seen."
     ),
 }
+
+READ: Final = {"as": "Read: {names}.", "free": "Not used: {names}."}
+
+ONLY_SKIPS: Final = (
+    "the log tells in {lines} that a step was skipped, and nothing of the others: where each attempt has its scale, loss and "
+    "norm, more can be said. Write a row for each: print(f'{{step}},{{scaler.get_scale()}},{{loss.item()}}'), under the header "
+    "step,scale,loss"
+)
 
 ALONE: Final = {
     "loss": "{count} in which the loss of rank {rank} is not finite and that of {others} is.",
