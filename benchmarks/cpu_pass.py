@@ -1,11 +1,11 @@
 """What the statistics cost on the CPU: torch's unscale pass, the kernel that has it in it, and the reference.
 
-    python benchmarks/cpu_pass.py [--threads 1 2] [--rounds 21] [--alone SECONDS]
+    python benchmarks/cpu_pass.py [--threads 1 2] [--dtypes float32 …] [--rounds 21] [--alone SECONDS]
 
 Each round calls all of them, one after another, on the same gradients; medians and shortest, and the ratio of each
 to torch's pass. With one thread it is CPU time of that thread, which other processes do not lengthen but by what they
-take of caches and memory; with more it is time by the clock. With --alone only rounds count in which nothing else ran on the machine (Linux), for so many seconds
-a row of gradients; it leaves out what takes long. Half of the gradients are float16-born, as those of linear layers under autocast are. Every
+take of caches and memory; with more it is time by the clock. With --alone only rounds count in which nothing else ran
+on the machine (Linux), for so many seconds a row of gradients; it leaves out what takes long. Half of the gradients are float16-born, as those of linear layers under autocast are. Every
 instruction set of this processor is measured, against one torch: `ATEN_CPU_CAPABILITY=avx2` or `default` holds that
 back as well.
 """
@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,14 +29,15 @@ GRADIENTS = {  # GPTs of six and of twelve layers, and many small tensors
     "272, 85 M": [768] * 224 + [768 * 768] * 12 + [768 * 2304] * 12 + [768 * 3072] * 24,
     "1,000 of 384": [384] * 1000,
     "5,000 of 37": [37] * 5000,
+    "2, in cache": [384 * 384] * 2,  # which gradients of a step are not
 }
-SLOW = ("portable", "reference")
+SLOW = ("reference",)
 SLOW_ROUNDS = 3
 
 
-def gradients(sizes: list[int]) -> list[Tensor]:
+def gradients(sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
     made = [torch.randn(size) * 1e-3 for size in sizes]
-    return [grad.half().float() if i % 2 else grad for i, grad in enumerate(made)]
+    return [(grad.half().float() if i % 2 else grad).to(dtype) for i, grad in enumerate(made)]
 
 
 def passes(grads: list[Tensor]) -> dict[str, Pass]:
@@ -112,6 +114,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--alone", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
@@ -120,11 +123,13 @@ def main() -> None:
     print(
         f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}, {cpu.best_instructions()} here"
     )
-    for threads in arguments.threads:
+    for threads, dtype in product(arguments.threads, arguments.dtypes):
         torch.set_num_threads(threads)
-        print(f"\n{threads} threads {'':15} {'median ms':>10} {'ratio':>7} {'shortest ms':>12} {'ratio':>7}")
+        print(
+            f"\n{f'{threads} threads, {dtype}':25} {'median ms':>10} {'ratio':>7} {'shortest ms':>12} {'ratio':>7}"
+        )
         for label, sizes in GRADIENTS.items():
-            made = passes(gradients(sizes))
+            made = passes(gradients(sizes, getattr(torch, dtype)))
             if arguments.alone:
                 table(label, measure_alone(made, arguments.rounds, threads, arguments.alone))
             else:

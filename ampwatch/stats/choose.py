@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ampwatch.errors import SettingsError
+from ampwatch.node import local_rank
 from ampwatch.notices import warn
 
 from .proof import Proofs
@@ -63,7 +64,7 @@ def choose(name: str = AUTO, device: str = "cpu", proofs: Proofs | None = None) 
     proofs = Proofs() if proofs is None else proofs
     choice = weigh(name, device, proofs)
     if choice.warning:
-        _warn_once(choice.warning)
+        _warn_once(choice.warning, local_rank())
     statistics = load(choice.name)
     return statistics._replace(on_fault=proofs.withdraw) if choice.name == "triton" else statistics
 
@@ -118,8 +119,10 @@ def _obstacle(name: str, device: str) -> str | None:
 
 
 @cache
-def _warn_once(warning: str) -> None:
-    warn("%s", warning)
+def _warn_once(warning: str, rank: int | None) -> None:
+    """By one process of a machine: it is the same for all of them."""
+    if not rank:
+        warn("%s", warning)
 
 
 @cache

@@ -146,6 +146,13 @@ def test_else_the_reference_and_one_line_that_names_the_command(proofs, caplog):
     ]
 
 
+def test_it_is_said_once_on_each_machine(proofs, caplog, monkeypatch):
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        choose("auto", "cuda", proofs)
+    assert len(messages(caplog)) == 1
+
+
 def test_on_the_cpu_no_proof_is_asked_for():
     def never():
         raise AssertionError("asked")
