@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampwatch.stats import fused, reference
+from ampwatch import doctor
+from ampwatch.settings import Settings
+from ampwatch.stats import fused, reference, trial
+from ampwatch.stats.choose import Statistics, weigh
 from ampwatch.stats.layout import SCALARS
 from ampwatch.stats.library import FORMATS
 
@@ -47,39 +50,19 @@ def check(rows: Tensor, grads: list[Tensor]) -> None:
     torch.testing.assert_close(rows[:, SUM_SQ], expected[:, SUM_SQ], rtol=1e-5, atol=0)
 
 
-def check_against_torch(grads: list[Tensor], inverse: float) -> None:
-    """Gradients, found_inf and statistics."""
-    inv_scale = torch.full((1,), inverse, device=DEVICE)
-    ours, theirs = torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE)
-    before, expected = [grad.clone() for grad in grads], [grad.clone() for grad in grads]
-    torch._amp_foreach_non_finite_check_and_unscale_(expected, theirs, inv_scale)
-    assert all(fused.handles(grad) for grad in grads)
-    rows = fused.unscale_with_statistics_(grads, ours, inv_scale)
-    assert all(same_bits(one, other) for one, other in zip(grads, expected, strict=True))
-    assert torch.equal(ours, theirs)
-    check(rows, before)
-
-
-@pytest.mark.parametrize("inverse", [2.0**-16, 1e-3, 1.0, 2.0**-126, math.inf, 0.0])
 @pytest.mark.parametrize("dtype", list(FORMATS))
-def test_any_bits(dtype, inverse):
-    if dtype is torch.bfloat16 and torch.cuda.get_device_capability() < fused.NATIVE_BFLOAT16:
-        pytest.skip("bfloat16 is left to torch on this GPU")
-    check_against_torch([wild(100_003, dtype), wild(5, dtype)], inverse)
+def test_the_trial_of_the_doctor_is_passed(dtype):
+    tried = Statistics("triton", fused.statistics_of, fused.unscale_with_statistics_)
+    assert [trial.difference(tried, case) for case in trial.cases(DEVICE, [dtype])] == [""] * 6
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 4095, 4096, 4097, 1 << 20, (1 << 20) + 1])
-def test_sizes_and_alignments(size):
-    check_against_torch([finite(size + 3)[skip : skip + size] for skip in range(4)], 2.0**-10)
-
-
-def test_squares_beyond_float32():
-    sizes = [1e20, 1e-25, 3e38, 1e-38, 1e-44]
-    check_against_torch([torch.full((100_001,), size, device=DEVICE) for size in sizes], 0.5)
-
-
-def test_five_thousand_tensors():
-    check_against_torch([finite(37) for _ in range(5000)], 2.0**-10)
+def test_auto_takes_it_once_the_doctor_has_proved_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.zeros(1, device=DEVICE)  # CUDA is at work
+    assert weigh("auto", DEVICE).name == "reference"
+    found = {check.name: check for check in doctor.checks(Settings.load(environ={}, dir=tmp_path))}
+    assert (found["triton pass"].state, weigh("auto", DEVICE).name) == ("ok", "triton")
+    assert found["chosen pass"].says.startswith("triton for training on cuda: ")
 
 
 def test_what_is_not_dense_goes_through_torch():
