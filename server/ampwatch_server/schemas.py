@@ -121,8 +121,10 @@ class Producer(Model):
     host: str
     device: str
     attempts: int
+    skipped: int = Field(description="attempts in which an optimizer's step was skipped")
     begins: int = Field(description="attempts of the processes of its rank that came before it")
     last_seq: int
+    last_seen: float = Field(description="by the server's clock, s")
     missing: list[int]
     finished: bool
 
@@ -459,6 +461,7 @@ class Replay(Model):
     hopeless: int = Field(description="skipped attempts whose loss was not finite: no scale takes them")
     recorded: EffectPath
     replayed: Replayed
+    figure: Figure | None = Field(description="where a theme was asked for")
 
 
 class Recommendation(Model):

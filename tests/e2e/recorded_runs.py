@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ampwatch.records import MISSING, Batch, Event, pack_events, pack_table
@@ -32,6 +33,11 @@ def failing(run: str = "failing", producer: str = "b" * 32, name: str = "Broken 
             events += _skipped(i, scale)
             scale /= 2
     return _batches(run, producer, events, rows)
+
+
+def of_rank(batch: Batch, rank: int) -> Batch:
+    """The same as another rank would send it."""
+    return msgspec.structs.replace(batch, rank=rank)
 
 
 def _described(name: str) -> list[Event]:

@@ -33,9 +33,12 @@ def test_from_a_run_to_another_setting_and_back(page: Page, server: Running) -> 
 
 def test_a_slider_replays_and_lies_in_the_address(page: Page, server: Running) -> None:
     open_what_if(page, server, "healthy")
+    posted: list[str] = []
+    page.on("request", lambda request: posted.append(request.url) if request.method == "POST" else None)
     page.get_by_label("growth interval").focus()
     page.keyboard.press("Home")
     expect(page.locator("#code")).to_contain_text("GradScaler(growth_interval=5)")
+    assert posted == [f"{server.url}/v1/runs/healthy/replay?theme=light"]
     expect(page).to_have_url(re.compile(r"set\.growth_interval=5"))
     page.reload()
     expect(page.locator("#code")).to_contain_text("GradScaler(growth_interval=5)")

@@ -105,7 +105,8 @@ def test_recommendations(client: httpx.Client) -> None:
 
 def test_the_figure_shows_the_four_paths(client: httpx.Client) -> None:
     sent.send(client, *batches(sent.P))
-    figure = client.post("/v1/runs/r/figures/replay?theme=dark", json={}).json()
+    assert client.post("/v1/runs/r/replay", json={}).json()["figure"] is None
+    figure = client.post("/v1/runs/r/replay?theme=dark", json={}).json()["figure"]
     names = ["as recorded", "at worst", "at best", "this setting, likely"]
     assert [trace["name"] for trace in figure["data"]] == names
 

@@ -7,6 +7,7 @@ import { showFindings } from "./findings.js";
 import { follow, throttle } from "./live.js";
 import { place, setProcesses } from "./places.js";
 import { plotly } from "./plot.js";
+import { saveRanks, showRankTable } from "./ranks.js";
 import { notice, problemNotice, setUpTheme, theme } from "./shell.js";
 import { read, write } from "./state.js";
 import { showSummary } from "./summary.js";
@@ -73,6 +74,7 @@ async function load() {
     ranks = [...new Set(about.producers.map((producer) => producer.rank))].sort((a, b) => a - b);
     showRanks();
     showSummary(about);
+    showRankTable(about.producers, (rank) => go({ rank }));
     showFindings(findings, verdict, view().finding, { go, mark });
     tensors = await loadTensors(run);
     await Promise.all([draw(), loadEvents(run, go)]);
@@ -152,6 +154,7 @@ function setUp() {
   for (const link of document.querySelectorAll("[data-export]")) link.href = exportUrl(link.dataset);
   byId("all-rows").addEventListener("click", () => change({ rows: view().all ? null : "all" }));
   byId("what-if").href = new URL(`what-if/${encodeURIComponent(run)}`, ROOT);
+  byId("ranks-csv").addEventListener("click", () => saveRanks(run));
   byId("tensors-csv").addEventListener("click", () => saveTensors(run, tensors));
   addEventListener("popstate", () => change({}));
 }

@@ -4,6 +4,7 @@ import { get, getAll, ROOT } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render } from "./dom.js";
 import { ago, count, dateTime, percent, plural, real } from "./format.js";
+import { bodies, grouped } from "./groups.js";
 import { follow, throttle } from "./live.js";
 import { prose, scale } from "./math.js";
 import { notice, problemNotice, setUpTheme } from "./shell.js";
@@ -16,7 +17,7 @@ const REFRESH_MS = 1000;
 const TICK_MS = 15000;
 const MOST_PICKED = 10; // as the server compares
 const COLUMNS = ["Run", "State", "Verdict", "Skipped", "Scale now", "Loss", "Last seen"];
-const FILTERS = ["q", "status", "order"];
+const FILTERS = ["q", "status", "order", "group"];
 
 let wanted = PAGE; // how many runs the person has asked to see
 let runs = [];
@@ -42,9 +43,12 @@ async function loadMany(query) {
   return { items, next: items.length >= wanted ? "more" : null };
 }
 
-function show() {
+let drawn = 0;
+
+function show(anew = false) {
+  drawn += anew;
   byId("summary").textContent = runs.length ? summary() : "";
-  render(byId("runs"), [runs, more, minute()], () => (runs.length ? [table(), more && moreButton()] : empty()));
+  render(byId("runs"), [runs, more, minute(), read().group, drawn], () => (runs.length ? [table(), more && moreButton()] : empty()));
 }
 
 const minute = () => Math.floor(Date.now() / TICK_MS); // what is relative to now grows old
@@ -95,7 +99,7 @@ function table() {
     { class: "runs", role: "table" },
     h("caption", { class: "visually-hidden" }, "Runs"),
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
-    h("tbody", { role: "rowgroup" }, runs.map(row)),
+    bodies(grouped(runs, read().group), row, COLUMNS.length + 1, () => show(true)),
   );
 }
 

@@ -18,5 +18,11 @@ export const sentence = ({ word, sentence }) =>
 
 export const badge = (word) => h("span", { class: "badge", "data-word": word }, icon(word), WORDS[word]);
 
+/** How many runs are live, failing and warned of, without those that are none: ["1 live", "2 failing"]. */
+export function tally(runs) {
+  const counted = [["live", "status"], ["failing", "verdict"], ["warning", "verdict"]].map(([word, of]) => [word, runs.filter((run) => (of === "status" ? run.status : run.verdict.word) === word).length]);
+  return counted.filter(([, n]) => n > 0).map(([word, n]) => `${n} ${word}`);
+}
+
 export const status = (name) =>
   h("span", { class: "status", "data-status": name, title: STATUS_HELP[name] }, STATUSES[name] ?? name);

@@ -108,15 +108,12 @@ let asked = 0;
 
 async function replay() {
   const mine = ++asked;
-  const [outcome, figure] = await Promise.all([
-    send("POST", runPath(run, "/replay"), setting),
-    send("POST", runPath(run, "/figures/replay"), setting, { theme: theme() }),
-  ]);
+  const outcome = await send("POST", runPath(run, "/replay"), setting, { theme: theme() });
   if (mine !== asked) return; // it has moved on
   showEffects(outcome);
   byId("code").replaceChildren(codeBlock(outcome.code, "Python"));
   byId("problem").replaceChildren();
-  await draw(byId("replay-plot"), figure, null, `ampwatch-${run}-what-if`);
+  await draw(byId("replay-plot"), outcome.figure, null, `ampwatch-${run}-what-if`);
 }
 
 const replaySoon = throttle(() => replay().catch((problem) => byId("problem").replaceChildren(problemNotice(problem, replaySoon))), MOVE_MS);

@@ -9,12 +9,11 @@ from starlette.responses import Response
 
 from ampwatch.replay.policies import POLICIES
 from ampwatch.replay.recommend import recommend
-from ampwatch.replay.whatif import WhatIf, defaults_of, what_if
+from ampwatch.replay.whatif import defaults_of, what_if
 from ampwatch_dashboard import figures
 from ampwatch_dashboard.figures import Theme
 from ampwatch_server import schemas
 from ampwatch_server.store.blob import jsonable
-from ampwatch_server.store.processes import Source
 
 from .common import RunId, ServiceOf, SourceAsked, answer, problems, require
 from .revalidate import Tagged, TaggedRoute
@@ -23,6 +22,9 @@ router = APIRouter(tags=["replay"], dependencies=[Depends(require("read"))], rou
 
 Scaler = Annotated[int, Query(ge=0, lt=2**31, description="index of the scaler, where a run has several")]
 Points = Annotated[int, Query(ge=1, le=20_000, description="points wanted of each path")]
+FigureTheme = Annotated[
+    Theme | None, Query(description="with a Plotly figure of the replayed path over the recorded one")
+]
 _POINTS: Final = 600
 
 
@@ -34,26 +36,17 @@ def post_replay(
     source: SourceAsked,
     scaler: Scaler = 0,
     points: Points = _POINTS,
+    theme: FigureTheme = None,
 ) -> Response:
     """Replay a policy over a recorded run: steps lost, the path of the scale, underflow, each with its bounds.
 
     Exact for the policy; approximate for the training, which would have gone another way.
     """
-    return answer(jsonable(_replayed(service, run, asked, source, scaler).as_dict(points)))
-
-
-@router.post("/runs/{run}/figures/replay", response_model=schemas.Figure, responses=problems(404))
-def replay_figure(
-    run: RunId,
-    asked: schemas.ReplayAsked,
-    service: ServiceOf,
-    source: SourceAsked,
-    theme: Theme = "light",
-    scaler: Scaler = 0,
-) -> Response:
-    """The replayed path over the recorded one."""
-    replayed = _replayed(service, run, asked, source, scaler)
-    return answer(figures.replay(jsonable(replayed.as_dict(_POINTS)), theme))
+    known = service.recordings.read(run, source, scaler)
+    parameters: dict[str, Any] = dict(asked.parameters)
+    replayed = what_if(known.recording, asked.policy, parameters, known.ceilings)
+    found = jsonable(replayed.as_dict(points))
+    return answer(found | {"figure": None if theme is None else figures.replay(found, theme)})
 
 
 @router.get(
@@ -73,11 +66,3 @@ def get_recommendations(run: RunId, service: ServiceOf, source: SourceAsked, sca
 def get_policies() -> Response:
     """The policies that can be replayed, with their parameters' defaults."""
     return answer({"policies": {name: jsonable(defaults_of(name)) for name in POLICIES}})
-
-
-def _replayed(
-    service: ServiceOf, run: str, asked: schemas.ReplayAsked, source: Source, scaler: int
-) -> WhatIf:
-    known = service.recordings.read(run, source, scaler)
-    parameters: dict[str, Any] = dict(asked.parameters)
-    return what_if(known.recording, asked.policy, parameters, known.ceilings)

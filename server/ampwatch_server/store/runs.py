@@ -246,8 +246,10 @@ def _producers(connection: Connection, run: str) -> list[dict[str, Any]]:
             "host": row.host,
             "device": row.device,
             "attempts": row.attempts,
+            "skipped": row.skipped,
             "begins": row.begins,
             "last_seq": row.last_seq,
+            "last_seen": row.last_seen,
             "missing": _missing(connection, row) if row.received <= row.last_seq else [],
             "finished": row.finished,
         }
