@@ -114,6 +114,10 @@ RUN_RULES: Final[tuple[RunRule, ...]] = (scaler_not_restored,)  # about all prod
 _EXPLAINED: Final = frozenset({"calibration", "growth_probe"})
 
 
+ENGINE_VERSION: Final = 1
+"""Raised by one whenever the same records may lead to other findings: a server judges its stored runs anew then."""
+
+
 class Diagnosis:
     """Diagnoses one run as its batches arrive; neither torch nor a disk is touched.
 

@@ -31,6 +31,7 @@ from .fold import fold
 from .lease import Lease, LeaseLost, Leases
 from .metrics import Metrics
 from .nudges import Nudges
+from .outdated import Outdated, as_judged, is_outdated, still_judged
 from .settings import Settings
 from .store.blob import pack
 from .store.tail import Key, TailReader, load, unfolded_batch, waiting, waiting_count
@@ -79,7 +80,7 @@ class Compactor:
         self._holder = uuid.uuid4().hex
         self._leases = Leases(database, settings, self._holder)
         self._nudges = Nudges(database, self.look_at)
-        self._agenda = Agenda()
+        self._agenda, self._outdated = Agenda(), Outdated()
         self._sweep_s, self._swept = sweep_s, time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-compactor", daemon=True)
@@ -142,16 +143,21 @@ class Compactor:
         self._diagnoser.forget(look.run)
 
     def _sweep(self) -> None:
-        """Once each `sweep_s`, however much is announced meanwhile, find all runs in which something is to be done."""
+        """Once each `sweep_s`, however much is announced meanwhile, find all runs in which something is to be done, and
+        one that an older engine has judged.
+        """
         if time.monotonic() < self._swept + self._sweep_s:
             return
         self._swept = time.monotonic()
         unfinished = sa.select(t.producers.c.run).where(t.producers.c.rolled < t.producers.c.end_attempt)
         try:
             with self._database.read() as connection:
-                self._agenda.look_at_all(connection.scalars(sa.select(t.inbox.c.run).union(unfinished)).all())
+                found = connection.scalars(sa.select(t.inbox.c.run).union(unfinished)).all()
+                outdated = self._outdated.next(connection)
         except Unavailable as error:
             log.warning("%s", error)
+        else:
+            self._agenda.look_at_all([*found, *outdated])
 
     def _look_at(self, look: Look) -> list[New]:
         """One look at a run; answers what else was found to be new of it, for looks to come."""
@@ -170,20 +176,24 @@ class Compactor:
             at_all = look.at_all or not self._diagnoser.has(lease.run)
             diagnosis = self._diagnoser.of(connection, lease.run)
             found = waiting(connection, lease.run) if at_all else {}
+            outdated = at_all and is_outdated(connection, lease.run)
         if at_all:
             diagnosis.given.intersection_update(found)  # what has been folded will not come again
         told = {new.key: new for new in look.news}
         news = [*told.values(), *(New(key, size) for key, size in found.items() if key not in told)]
         some, more = part([new for new in news if new.key not in diagnosis.given])
         lowest = self._digest(lease, diagnosis, [new.key for new in some])
+        is_judged = bool(lowest) or outdated
+        if outdated and not lowest:
+            self._record(lease, diagnosis, {})
         producers = self._unfinished(lease.run, lowest, silent_too=at_all)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
-        if ends or lowest:
+        if ends or is_judged:
             counted = producers
             if not diagnosis.counts.has_begun:
                 counted = list({row.id: row for row in (*self._everyone(lease.run), *producers)}.values())
             diagnosis.counts.write(self._database, self._tails, lease, counted)
-            self._summarise(lease, ends)
+            self._summarise(lease, diagnosis, ends, is_judged=is_judged)
             self._changed(lease.run)
         return more
 
@@ -275,20 +285,28 @@ class Compactor:
                 ends[row.id] = fold(self._database, self._tails, lease, row.id, given, whole=row.whole)
         return ends
 
-    def _summarise(self, lease: Lease, ends: dict[int, int]) -> None:
+    def _summarise(
+        self, lease: Lease, diagnosis: RunDiagnosis, ends: dict[int, int], *, is_judged: bool
+    ) -> None:
         with self._database.read() as connection:
-            summary = summarise(connection, self._tails, lease.run)
-        self._database.write(lambda connection: self._publish(connection, lease, summary, ends))
+            summary = summarise(connection, self._tails, lease.run, diagnosis.given)
+        judged = as_judged() if is_judged else still_judged()
+        self._database.write(lambda connection: self._publish(connection, lease, summary, ends, judged))
 
     def _publish(
-        self, connection: Connection, lease: Lease, summary: dict[str, Any], ends: dict[int, int]
+        self,
+        connection: Connection,
+        lease: Lease,
+        summary: dict[str, Any],
+        ends: dict[int, int],
+        judged: dict[Any, Any],
     ) -> None:
         """Show the summary. Only now the producers count as rolled up: what was cut off before is found again."""
         lease.assert_held(connection)
         if ends:
             connection.execute(_ROLL, [{"rolled_up": key, "end": end} for key, end in ends.items()])
         latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar_one()
-        values: dict[Any, Any] = {
+        values: dict[Any, Any] = judged | {
             "summary": pack(summary),
             "attempt_s": summary.get("attempt_s", 0.0),
             "revision": t.run_state.c.revision + 1,

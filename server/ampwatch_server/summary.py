@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from ampwatch.records import Table
 from . import tables as t
 from .store.cover import Where, read_points, read_rows, streams_of
 from .store.points import real
-from .store.tail import TailReader
+from .store.tail import Key, TailReader
 from .store.windows import MAX_ATTEMPT, TOP_LEVEL, WINDOW, point_size, stride_for
 
 SPARKLINE_POINTS: Final = 60
@@ -22,7 +23,7 @@ SPARKLINE_POINTS: Final = 60
 
 def count_attempts(connection: Connection, tails: TailReader, producer_id: int) -> dict[str, int]:
     """Attempts and skipped attempts of a producer, each counted once."""
-    tail = tails.read(connection, producer_id, "attempts")
+    tail = tails.read(connection, producer_id, "attempts", ("found_inf",))
     stride = point_size("attempts", TOP_LEVEL)
     counts = {"attempts": 0, "skipped": 0}
     for stream in streams_of(connection, producer_id, "attempts", tail):
@@ -33,8 +34,12 @@ def count_attempts(connection: Connection, tails: TailReader, producer_id: int) 
     return counts
 
 
-def summarise(connection: Connection, tails: TailReader, run: str) -> dict[str, Any]:
-    """Attempts, last values, pace and sparkline of a run, by its lowest rank; builtins that may hold NaN."""
+def summarise(connection: Connection, tails: TailReader, run: str, given: Collection[Key]) -> dict[str, Any]:
+    """Attempts, last values, pace and sparkline of a run, by its lowest rank; builtins that may hold NaN.
+
+    Arguments:
+        given: of what waits in the inbox only this is looked at: behind an outage there may be far more.
+    """
     mine = t.producers.c.run == run
     lowest = sa.select(sa.func.min(t.producers.c.rank)).where(mine).scalar_subquery()
     query = sa.select(t.producers).where(mine, t.producers.c.rank == lowest)
@@ -42,12 +47,14 @@ def summarise(connection: Connection, tails: TailReader, run: str) -> dict[str, 
     attempts, skipped = (sum(getattr(p, name) for p in first_rank) for name in ("attempts", "skipped"))
     with_rows = [p for p in first_rank if p.attempts]
     summary: dict[str, Any] = {"attempts": attempts, "taken": attempts - skipped, "skipped": skipped}
-    summary |= _last_values(connection, tails, with_rows[-1]) if with_rows else {}
-    return summary | {"sparkline": _sparkline(connection, tails, with_rows)}
+    summary |= _last_values(connection, tails, with_rows[-1], given) if with_rows else {}
+    return summary | {"sparkline": _sparkline(connection, tails, with_rows, given)}
 
 
-def _last_values(connection: Connection, tails: TailReader, producer: Row[Any]) -> dict[str, Any]:
-    tail = tails.read(connection, producer.id, "attempts")
+def _last_values(
+    connection: Connection, tails: TailReader, producer: Row[Any], given: Collection[Key]
+) -> dict[str, Any]:
+    tail = tails.read(connection, producer.id, "attempts", among=given)
     span = (max(0, producer.end_attempt - WINDOW), producer.end_attempt)
     streams = streams_of(connection, producer.id, "attempts", tail)
     read = (read_rows(connection, Where(producer.id, "attempts", stream), span, tail) for stream in streams)
@@ -70,15 +77,17 @@ def _usual_s(streams: list[Table]) -> float:
 
 
 def _sparkline(
-    connection: Connection, tails: TailReader, producers: list[Row[Any]]
+    connection: Connection, tails: TailReader, producers: list[Row[Any]], given: Collection[Key]
 ) -> dict[str, list[float]]:
     """Mean loss and lowest scale of about 60 stretches of the first stream, one producer after the other."""
     loss: list[float] = []
     scale: list[float] = []
     total = sum(p.end_attempt for p in producers)
     for producer in producers:
-        tail = tails.read(connection, producer.id, "attempts")
+        tail = tails.read(connection, producer.id, "attempts", ("loss", "scale"), among=given)
         streams = streams_of(connection, producer.id, "attempts", tail)
+        if not streams:  # counted, but all of it waits to be looked at
+            continue
         level, stride = stride_for("attempts", total, SPARKLINE_POINTS)
         where, span = Where(producer.id, "attempts", streams[0]), (0, producer.end_attempt)
         points = read_points(connection, where, span, level, stride, ["loss", "scale"], tail)

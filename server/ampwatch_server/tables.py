@@ -70,6 +70,8 @@ run_state = Table(  # what a server knows about a run under the run's lease; can
     Column("summary", LargeBinary, nullable=False),
     Column("verdict", LargeBinary, nullable=False),
     Column("attempt_s", Float(53), nullable=False, server_default="0"),  # the usual time between two attempts
+    Column("engine", BigInteger, nullable=False, server_default="0"),  # version of that which judged it …
+    Column("judged", BigInteger, nullable=False, server_default="-1"),  # … at this revision: outdated.py
     Index("run_state_by_changed", "changed"),
 )
 

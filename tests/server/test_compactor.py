@@ -7,6 +7,7 @@ from ampwatch_server.compactor import Compactor
 from ampwatch_server.inbox import Inbox
 from ampwatch_server.limits import check
 from ampwatch_server.service import Service
+from ampwatch_server.summary import summarise
 
 
 def append_unannounced(service: Service, batch: sent.Batch) -> None:
@@ -34,3 +35,12 @@ def test_runs_that_nobody_announced_are_found_while_others_are_busy(service: Ser
     compactor.start()
     sent.until(counted)
     compactor.stop()
+
+
+def test_a_summary_is_made_of_what_was_looked_at_only(service: Service) -> None:
+    sent.store(service, sent.attempts(0, 3, 0), sent.attempts(3, 5, 1))
+    with service.database.read() as connection:
+        some = summarise(connection, service.tails, "r", {(1, 0)})
+        none = summarise(connection, service.tails, "r", ())
+    assert (some["attempts"], some["step"], some["sparkline"]["loss"]) == (5, 3, [0.0, 1.0, 2.0])
+    assert none == {"attempts": 5, "taken": 5, "skipped": 0, "sparkline": {"loss": [], "scale_log2": []}}

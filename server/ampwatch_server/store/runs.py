@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Row
 from ampwatch_server import tables as t
 from ampwatch_server.db import text
 from ampwatch_server.live import News
+from ampwatch_server.outdated import still_judged
 from ampwatch_server.settings import Settings
 
 from .blob import jsonable, unpack
@@ -136,7 +137,7 @@ def touch(connection: Connection, run: str) -> None:
     """A person changed something of a run: whoever watches it is told, and what was cached of it is old."""
     latest = sa.select(sa.func.max(t.run_state.c.changed)).scalar_subquery()
     state = t.run_state.update().where(t.run_state.c.run == run)
-    connection.execute(state.values(revision=t.run_state.c.revision + 1, changed=latest))
+    connection.execute(state.values(revision=t.run_state.c.revision + 1, changed=latest, **still_judged()))
 
 
 def changed_since(connection: Connection, settings: Settings, since: float) -> News:

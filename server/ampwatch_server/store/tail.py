@@ -59,15 +59,26 @@ class TailReader:
         self._bytes = 0
 
     def read(
-        self, connection: Connection, producer_id: int, kind: str, names: Collection[str] | None = None
+        self,
+        connection: Connection,
+        producer_id: int,
+        kind: str,
+        names: Collection[str] | None = None,
+        *,
+        among: Collection[Key] | None = None,
     ) -> Tail:
-        """The tail of one producer, its rows each once; of their columns only `names` and the keys, where given."""
+        """The tail of one producer, its rows each once.
+
+        Arguments:
+            names: of the columns only these and the keys.
+            among: of the batches only these.
+        """
         tables = []
         mine = {"producer_id": producer_id, "kind": kind}
         for seq, digest, folded in connection.execute(_WAITING, mine).all():
-            table = self._decoded(connection, (producer_id, seq, digest))
-            chosen = {n: c for n, c in table.items() if names is None or n in names or n in KEYS}
-            tables.append(select(chosen, table["attempt"] >= folded) if folded else chosen)
+            if among is None or (producer_id, seq) in among:
+                table = self._decoded(connection, (producer_id, seq, digest))
+                tables.append(_chosen(table, names, folded))
         if not tables:
             return Tail()
         return Tail({stream: unique(rows) for stream, rows in by_stream(concat(tables))})
@@ -177,6 +188,13 @@ def _batches() -> sa.Select[tuple[object, ...]]:
 def _keys(connection: Connection, *which: sa.ColumnElement[bool]) -> list[Key]:
     query = sa.select(inbox.c.producer, inbox.c.seq).where(*which).order_by(inbox.c.producer, inbox.c.seq)
     return [(row.producer, row.seq) for row in connection.execute(query)]
+
+
+def _chosen(table: Table, names: Collection[str] | None, folded: int) -> Table:
+    """What is read of a batch. Single columns are copied, so that the rest of it need not stay in memory."""
+    if names is not None:
+        table = {name: column.copy() for name, column in table.items() if name in names or name in KEYS}
+    return select(table, table["attempt"] >= folded) if folded else table
 
 
 def _size(table: Table) -> int:
