@@ -91,13 +91,18 @@ def a_scaler_made_after_the_checkpoint_was_loaded(lab: Lab, fault: bool) -> Happ
     for start, end in ((0, 60), (60, 120)):
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         scaler = lab.scaler(model, init_scale=2.0**26)
-        if kept and not fault:
-            scaler.load_state_dict(kept["scaler"])
+        if kept:
+            optimizer.load_state_dict(kept["optimizer"])
+            if not fault:
+                scaler.load_state_dict(kept["scaler"])
         for _ in lab.steps(end, start):
             with half():
                 loss = sung(model, melodies(24))
             turn(lab, scaler, optimizer, loss)
-        kept = {"scaler": copy.deepcopy(scaler.state_dict())}
+        kept = {
+            "optimizer": copy.deepcopy(optimizer.state_dict()),
+            "scaler": copy.deepcopy(scaler.state_dict()),
+        }
         lab.restart()
     return Happened(60)
 

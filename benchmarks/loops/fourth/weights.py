@@ -187,7 +187,7 @@ def the_spread_of_a_projector_of_zeros(lab: Lab, fault: bool) -> Happened:
     return Happened(16)
 
 
-@faulty("no_updates", "error", "fatal", within=5)
+@faulty("nonfinite_forward", "fatal", within=2)
 def every_target_is_missing(lab: Lab, fault: bool) -> Happened:
     """The column of targets was joined by a wrong key and is NaN from the first row to the last."""
     model = dense(10, 32, 3)
