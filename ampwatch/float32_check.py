@@ -18,9 +18,19 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from .hooks import Hook, Numbers, Observation, Observer, gathered, in_backward, is_plain, magnitudes
+from .hooks import (
+    Handle,
+    Hook,
+    Numbers,
+    Observation,
+    Observer,
+    after_forward,
+    gathered,
+    in_backward,
+    is_plain,
+    magnitudes,
+)
 from .names import modules_of
 
 _NAMES: Final = ("output_n_nan", "output_numel", "float32_max_abs", "input_max_abs", "weight_max_abs")
@@ -45,9 +55,9 @@ class Float32Check(Observer):
     def _forget(self) -> None:
         self._seen = None
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         if next(self._module.children(), None) is None:
-            yield self._module.register_forward_hook(Hook("observers.Float32Check", self._look))
+            yield after_forward(self._module, Hook("observers.Float32Check", self._look))
 
     @torch.no_grad()
     def _look(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

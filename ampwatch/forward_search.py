@@ -22,10 +22,21 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from .forward_origin import COLUMNS, Call, Trace, told
-from .hooks import Hook, Observation, Observer, gathered, in_backward, is_plain, magnitudes, tensors_in
+from .hooks import (
+    Handle,
+    Hook,
+    Observation,
+    Observer,
+    after_forward,
+    before_forward,
+    gathered,
+    in_backward,
+    is_plain,
+    magnitudes,
+    tensors_in,
+)
 from .names import modules_of
 from .stats.reference import statistics
 
@@ -103,12 +114,12 @@ class ForwardSearch(Observer):
         self._numbers = 0
         self._is_first_call = True
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         for name, module in modules_of(self._model):
             enter = Hook("observers.ForwardSearch", partial(self._enter, name))
             leave = Hook("observers.ForwardSearch", partial(self._leave, name))
-            yield module.register_forward_pre_hook(enter, with_kwargs=True)
-            yield module.register_forward_hook(leave, with_kwargs=True)
+            yield before_forward(module, enter, with_kwargs=True)
+            yield after_forward(module, leave, with_kwargs=True)
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if len(self._rows) >= MOST_TENSORS or in_backward() or not self._follows_this_thread():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Final, TypeAlias, cast
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +80,72 @@ def leave(module: nn.Module, *_arguments: Any) -> None:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook is leave]:
             del hooks[key]
+    if isinstance(vars(module).get(_Unscripted.ASKED), partial):
+        del vars(module)[_Unscripted.ASKED]
+
+
+def before_forward(module: nn.Module, hook: Callable[..., None], **how: bool) -> Handle:
+    """`register_forward_pre_hook` of a hook of ours; TorchScript may compile the module all the same."""
+    return _ModuleHandle(module, module.register_forward_pre_hook(hook, **how))
+
+
+def after_forward(module: nn.Module, hook: Callable[..., None], **how: bool) -> Handle:
+    """`register_forward_hook`, as `before_forward`."""
+    return _ModuleHandle(module, module.register_forward_hook(hook, **how))
+
+
+class _ModuleHandle:
+    """A hook of ours on a module, which can be taken off."""
+
+    def __init__(self, module: nn.Module, handle: RemovableHandle) -> None:
+        self._module, self._handle = weakref.ref(module), handle
+        unscripted = vars(module).setdefault(_Unscripted.ASKED, _Unscripted(module))
+        if isinstance(unscripted, _Unscripted):  # the user may have one of his own
+            unscripted.handles.add(handle)
+
+    def remove(self) -> None:
+        """Take it off."""
+        self._handle.remove()
+        module = self._module()
+        unscripted = None if module is None else vars(module).get(_Unscripted.ASKED)
+        if module is not None and isinstance(unscripted, _Unscripted):
+            unscripted.handles.discard(self._handle)
+            if not unscripted.handles:
+                del vars(module)[_Unscripted.ASKED]
+
+
+class _Unscripted:
+    """What TorchScript asks for on a module before it compiles it, and what takes our hooks off then: it refuses each.
+
+    A copy has none of our hooks that could see anything, and needs none of this.
+    """
+
+    ASKED: Final = "__prepare_scriptable__"
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.handles: set[RemovableHandle] = set()
+
+    def __call__(self) -> nn.Module:
+        module = self._module()
+        assert module is not None
+        for handle in self.handles:
+            handle.remove()
+        del vars(module)[self.ASKED]
+        of_its_class: Callable[[], nn.Module] = getattr(module, self.ASKED, lambda: module)
+        return of_its_class()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[], nn.Module]:
+        return partial(_without_leave, cast(nn.Module, memo.get(id(self._module()))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (cast, None, self._module())
+
+
+def _without_leave(module: nn.Module) -> nn.Module:
+    """A deep copy without what stands in it for our hooks, and without this."""
+    leave(module)
+    return module
 
 
 def in_backward() -> bool:
@@ -85,11 +153,18 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+class Handle(Protocol):
+    """What takes a hook off."""
+
+    def remove(self) -> None:
+        """Take it off."""
+
+
 class Observer(ABC):
     """Something that looks by hooks, from `arm` to `disarm`; what it has seen is kept until it is armed again."""
 
     def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
 
     def arm(self) -> None:
         """Forget what was seen and put the hooks on; nothing if they are on. No synchronisation."""
@@ -112,7 +187,7 @@ class Observer(ABC):
     def _forget(self) -> None: ...
 
     @abstractmethod
-    def _attach(self) -> Iterator[RemovableHandle]: ...
+    def _attach(self) -> Iterator[Handle]: ...
 
 
 def is_plain(tensor: Tensor) -> bool:

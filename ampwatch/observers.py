@@ -20,11 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from .finite_check import FiniteCheck
 from .forward_search import ForwardSearch
-from .hooks import Hook, Numbers, Observation, Observer, gathered, is_plain, local, magnitude, tensors_in
+from .hooks import (
+    Handle,
+    Hook,
+    Numbers,
+    Observation,
+    Observer,
+    before_forward,
+    gathered,
+    is_plain,
+    local,
+    magnitude,
+    tensors_in,
+)
 from .stats.layout import HIST_LOG2_MIN, SCALARS, WIDTH
 from .stats.reference import statistics
 
@@ -69,7 +80,7 @@ class _FirstAccumulations(Observer):
     def _forget(self) -> None:
         self._seen = {}
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         where = f"observers.{type(self).__name__}"
         params, self._params = (
             self._params,
@@ -174,7 +185,7 @@ class LocalGradients(Observer):
     def _forget(self) -> None:
         self._largest = {}
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         params, self._params = self._params, []
         for tensor, param in params:
             if param.requires_grad and param.is_leaf:
@@ -209,7 +220,7 @@ class AutocastProbe(Observer):
         self._seen: dict[str, Any] | None = None
         self._settled = False
         self._has_halves = False
-        self._to_see: dict[nn.Module, RemovableHandle] = {}
+        self._to_see: dict[nn.Module, Handle] = {}
 
     def collect(self) -> Observation | None:
         """What was seen so far, None if no leaf module was called."""
@@ -221,9 +232,9 @@ class AutocastProbe(Observer):
     def _forget(self) -> None:
         self._seen, self._settled, self._has_halves, self._to_see = None, False, False, {}
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         for module in _leaves(self._model):
-            handle = module.register_forward_pre_hook(Hook("observers.AutocastProbe", self._see))
+            handle = before_forward(module, Hook("observers.AutocastProbe", self._see))
             self._to_see[module] = handle
             yield handle
 
@@ -278,9 +289,9 @@ class ReplicaProbe(Observer):
     def _forget(self) -> None:
         self._called, self._wrappers = False, set()
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         for module in _leaves(self._model):
-            yield module.register_forward_pre_hook(Hook("observers.ReplicaProbe", self._see))
+            yield before_forward(module, Hook("observers.ReplicaProbe", self._see))
 
     def _see(self, *_: object) -> None:
         self._called = True

@@ -15,13 +15,15 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils.hooks import RemovableHandle
 
 from .hooks import (
+    Handle,
     Hook,
     Numbers,
     Observation,
     Observer,
+    after_forward,
+    before_forward,
     gathered,
     in_backward,
     is_plain,
@@ -101,12 +103,12 @@ class OperationSearch(Observer):
         self._rows = SoftmaxRows(lambda: self._stack[-1])
         self._thread: int | None = None
 
-    def _attach(self) -> Iterator[RemovableHandle]:
+    def _attach(self) -> Iterator[Handle]:
         for name, module in modules_of(self._model):
             enter = Hook("observers.OperationSearch", partial(self._enter, name))
             leave = Hook("observers.OperationSearch", partial(self._leave, name))
-            yield module.register_forward_pre_hook(enter)
-            yield module.register_forward_hook(leave, always_call=True)
+            yield before_forward(module, enter)
+            yield after_forward(module, leave, always_call=True)
 
     def _enter(self, name: str, _module: nn.Module, _args: Any) -> None:
         if in_backward() or not self._follows_this_thread():

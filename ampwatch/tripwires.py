@@ -10,9 +10,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from .hooks import Hook, is_plain, local
+from .hooks import Handle, Hook, after_forward, is_plain, local
 from .steps import listen, listen_no_more
 
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
@@ -36,7 +35,7 @@ class Tripwires:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = weakref.ref(watcher)
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._indices: dict[int, int] = {}  # by identity, by which torch keeps its own state of an optimizer
         self._stepping: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._counted: set[int] = set()
@@ -77,7 +76,7 @@ class Tripwires:
 
     def on_forward(self, model: nn.Module, see: Callable[..., None]) -> None:
         """Show this every forward pass of a model, as a forward hook."""
-        self._handles.append(model.register_forward_hook(Hook("optimizer.forward", see)))
+        self._handles.append(after_forward(model, Hook("optimizer.forward", see)))
 
     def close(self) -> None:
         """Take every hook off, and hear of no step."""

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from named_pass import must_have_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -147,6 +148,7 @@ def whole_step(pairs: int) -> dict[str, float]:
             [block_ms(model, optimizer, scaler, tokens) for scaler in (plain, watched)] for _ in range(pairs)
         ]
         ampwatch.finish()
+        must_have_run(watched)
     ratios = [ours / theirs for theirs, ours in times]
     low, high = interval(ratios)
     return {

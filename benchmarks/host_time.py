@@ -19,8 +19,10 @@ import time
 from collections.abc import Sequence
 
 import torch
+from named_pass import must_have_run
 
 import ampwatch
+from ampwatch.guard import failures
 from ampwatch.stats.choose import Statistics, choose
 from ampwatch.unscaling import Pass
 
@@ -89,12 +91,16 @@ def main() -> None:
             Loop(scaler, given.tensors) for scaler in (torch.amp.GradScaler("cpu", init_scale=1.0), watched)
         )
         ours.attempt_us()  # in which it chooses its pass
+        must_have_run(watched)
         if not given.with_pass:
             without_pass(watched, given.tensors)
         for _ in range(WARM_UP):
             theirs.attempt_us(), ours.attempt_us()
         pairs = [(theirs.attempt_us(), ours.attempt_us()) for _ in range(given.attempts)]
         ampwatch.finish()
+        if given.with_pass:
+            must_have_run(watched)
+        assert not failures, failures
     added = [mine - plain for plain, mine in pairs]
     low, high = interval(added)
     shortest = [min(times) for times in zip(*pairs, strict=True)]

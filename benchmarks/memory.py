@@ -1,20 +1,27 @@
 """What memory watching takes, and whether it stays flat: a training process over many attempts, with a server and without.
 
-    python benchmarks/memory.py [--attempts 10000] [--tensors 74]
+    python benchmarks/memory.py [--attempts 40000] [--tensors 74]
 
 One process trains with torch's scaler first, then with ours, at default settings. The gradients are there already, so
-that attempts are quick; every 500th overflows. The server runs in a process of its own. Memory is measured after a
-fifth of the attempts, by when every buffer is as large as it gets, and at the end.
+that attempts are quick; every 500th overflows. The server runs in a process of its own. Memory is measured after 2,000
+attempts, by when every buffer is as large as it gets, after 10,000 and at the end, and once more when the run is over.
+It ends with 1 where ours takes more than `BUDGET_MIB` beyond torch's, or grows by more than `NOISE_MIB` after the first
+measurement.
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from named_pass import must_have_run
 from served import server_process
 
 import ampwatch
+
+AFTER = (2_000, 10_000)
+BUDGET_MIB, NOISE_MIB = 64.0, 8.0
 
 
 def resident_mib() -> float:
@@ -27,48 +34,53 @@ def watched(settings: ampwatch.Settings) -> torch.amp.GradScaler:
     return ampwatch.GradScaler("cpu", init_scale=2.0**16, growth_interval=499, settings=settings)
 
 
-def train(scaler: torch.amp.GradScaler, attempts: int, tensors: int) -> tuple[float, float]:
-    """Resident MiB after a fifth of the attempts, and at the end."""
+def train(scaler: torch.amp.GradScaler, attempts: int, tensors: int) -> list[float]:
+    """Resident MiB after 2,000 and 10,000 attempts, at the end, and when the run is over."""
     parameters = [torch.nn.Parameter(torch.zeros(64)) for _ in range(tensors)]
     optimizer = torch.optim.SGD(parameters, lr=1e-6)
-    loss, gradient, early = torch.ones(()), torch.randn(64), 0.0
-    for attempt in range(attempts):
+    loss, gradient, seen = torch.ones(()), torch.randn(64), []
+    for attempt in range(1, attempts + 1):
         scaler.scale(loss)
         for parameter in parameters:
             parameter.grad = gradient.clone()
-        if attempt % 500 == 499:
+        if attempt % 500 == 0:
             parameters[0].grad[0] = torch.inf
         scaler.step(optimizer)
         scaler.update()
-        early = resident_mib() if attempt == attempts // 5 else early
-    late = resident_mib()
+        if attempt in (*AFTER, attempts):
+            seen.append(resident_mib())
     ampwatch.finish()
-    return early, late
+    if isinstance(scaler, ampwatch.GradScaler):
+        must_have_run(scaler)
+    return [*seen, resident_mib()]
 
 
-def report(name: str, early: float, late: float) -> None:
-    print(
-        f"{name:16} {early:8.1f} MiB after a fifth, {late:8.1f} MiB at the end: {late - early:+.1f} MiB",
-        flush=True,
-    )
+def report(name: str, seen: list[float], torchs: float) -> bool:
+    """Print a line; whether it is within the budget, and flat."""
+    beyond = [mib - torchs for mib in seen]
+    print(f"{name:18}" + "".join(f"{mib:+10.1f}" for mib in beyond), flush=True)
+    return max(beyond) <= BUDGET_MIB and max(beyond) - beyond[0] <= NOISE_MIB
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--attempts", type=int, default=10_000)
+    parser.add_argument("--attempts", type=int, default=40_000)
     parser.add_argument("--tensors", type=int, default=74)
     given = parser.parse_args()
     torch.set_num_threads(1)
     plain = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=499)
-    report("torch's scaler", *train(plain, given.attempts, given.tensors))
+    torchs = max(train(plain, given.attempts, given.tensors))
+    print(f"MiB beyond torch's {torchs:.1f}, {given.tensors} tensors")
+    print(f"{'attempts':18}" + "".join(f"{n:>10,}" for n in (*AFTER, given.attempts)) + "      over")
     with tempfile.TemporaryDirectory() as folder:
         scaler = watched(ampwatch.Settings(dir=folder))
-        report("without a server", *train(scaler, given.attempts, given.tensors))
+        good = report("without a server", train(scaler, given.attempts, given.tensors), torchs)
     with tempfile.TemporaryDirectory() as folder, server_process(folder) as (url, token):
         scaler = watched(ampwatch.Settings(server=url, token=token, dir=folder))
-        report("with a server", *train(scaler, given.attempts, given.tensors))
+        good &= report("with a server", train(scaler, given.attempts, given.tensors), torchs)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import torch
+from named_pass import must_have_run
 from served import server_process
 
 import ampwatch
@@ -82,6 +83,7 @@ def main() -> None:
                 busy += turns(0.02)
             time.sleep(0.3)  # our threads have done their work before the next block without
         ampwatch.finish()
+        must_have_run(loop.scaler)
     told("without attempts", idle)
     told("with attempts and flushes", busy)
 

@@ -107,7 +107,7 @@ def test_what_is_no_optimizer(given, call, monkeypatch):
         scaler.scale(torch.ones(()))
         yield getattr(scaler, call)(given)
 
-    assert_lockstep(loop)
+    assert_lockstep(loop, fails={"scaler.unscale_", "scaler.gradients", f"scaler.{call}"})
     failures.clear()
 
 

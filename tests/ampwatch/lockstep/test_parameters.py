@@ -187,7 +187,7 @@ def test_parameters_that_are_no_tensors(monkeypatch):
         scaler.scale(torch.ones(()))
         yield scaler.unscale_(optimizer)
 
-    assert_lockstep(loop)
+    assert_lockstep(loop, fails=["scaler.unscale_", "scaler.gradients"])
     failures.clear()
 
 
