@@ -19,9 +19,10 @@ from .store.tail import Key
 
 PAUSE_S: Final = 0.2  # between two looks at least: batches that arrive together are looked at together
 REST: Final = 2.0  # × the CPU time of a look: rest before the next …
-URGENT_REST: Final = 1.0  # … and before one at trouble
 MOST_REST_S: Final = 10.0
-MOST_BATCHES: Final = 256  # of one look …
+URGENT_PAUSE_S, URGENT_REST = 0.05, 1.0  # … and before one at trouble
+OVERDUE_S: Final = 3.0  # so long trouble may keep the rest from its turn
+MOST_BATCHES: Final = 128  # of one look …
 MOST_BYTES: Final = 8 << 20  # … and in all, but for a batch that is larger by itself
 
 
@@ -133,8 +134,9 @@ class Agenda:
         now = self._clock()
         with self._changed:
             self._in_work = math.inf
-            self._calm_at = now + max(PAUSE_S, min(REST * cpu_s, MOST_REST_S))
-            self._urgent_at = now + max(PAUSE_S, min(URGENT_REST * cpu_s, MOST_REST_S))
+            self._urgent_at = now + max(URGENT_PAUSE_S, min(URGENT_REST * cpu_s, MOST_REST_S))
+            if not self._was_urgent:
+                self._calm_at = now + max(PAUSE_S, min(REST * cpu_s, MOST_REST_S))
 
     def wait(self, most_s: float) -> None:
         """Wait until something is to be looked at, for so long at most."""
@@ -159,18 +161,15 @@ class Agenda:
         return 0.0 if oldest == math.inf else self._clock() - oldest
 
     def _due(self) -> tuple[str | None, bool]:
-        """The run whose turn it is, if any, and whether it is for its trouble: every other time at most, so that the
-        rest comes to its turn however much trouble there is.
-        """
+        """The run whose turn it is, if any, and whether it is for its trouble."""
         now = self._clock()
-        if self._urgent and now >= self._urgent_at and not (self._was_urgent and self._has_calm()):
+        calm = None
+        if now >= self._calm_at:
+            calm = next((run for run, entry in self._runs.items() if entry.is_calm()), None)
+        is_overdue = calm is not None and now >= self._calm_at + OVERDUE_S
+        if self._urgent and now >= self._urgent_at and not (is_overdue and self._was_urgent):
             return next(run for run in self._runs if run in self._urgent), True
-        if now < self._calm_at:
-            return None, False
-        return next((run for run, entry in self._runs.items() if entry.is_calm()), None), False
-
-    def _has_calm(self) -> bool:
-        return any(entry.is_calm() for entry in self._runs.values())
+        return calm, False
 
     def _some_of(self, entry: _Run, *, urgent: bool) -> list[New]:
         """As much as one look may hold, of each producer what came first."""

@@ -10,11 +10,9 @@ from anyio.to_thread import run_sync
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ampwatch.diagnosis.engine import Diagnosis
-
 from . import problems
 from .api import describe
-from .diagnoser import Engine
+from .diagnoser import Engine, windowed
 from .logs import RequestLog
 from .routes import admin, batches, compare, exports, figures, live, ops, pages, replay, runs, series
 from .security import Guard
@@ -24,7 +22,7 @@ from .settings import Settings
 PREFIX = "/v1"
 
 
-def create_app(settings: Settings, engine: Callable[[], Engine] = Diagnosis) -> FastAPI:
+def create_app(settings: Settings, engine: Callable[[], Engine] = windowed) -> FastAPI:
     """The ASGI application of a server. The database is opened and brought up to date here; threads start with it.
 
     Arguments:

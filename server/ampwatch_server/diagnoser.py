@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ampwatch import records
+from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.diagnosis.findings import Finding, Verdict
+from ampwatch.diagnosis.rows import ROW
 from ampwatch.diagnosis.samples import kept_bytes, kept_of
 from ampwatch.records import Batch, Event, Table
 
@@ -29,10 +31,11 @@ from .store.tail import Key
 
 log = logging.getLogger(__name__)
 
-KEPT_BYTES: Final = (
-    1 << 30
-)  # of all engines: attempts, in about as many as they were sent in; tensors' samples …
+KEPT_BYTES: Final = 1 << 30  # of all engines: rows of attempts, tensors' samples …
 ENGINE_BYTES: Final = 1 << 18  # … and the rest of each
+WINDOW: Final = (
+    1 << 17
+)  # attempts of a process whose rows an engine keeps at least, and twice as many at most
 _REBUILT_SEQ: Final = 2**62  # batches made of chunks are numbered from here: no sender comes this far
 _EVENTS_A_BATCH: Final = 1000
 
@@ -56,13 +59,19 @@ class Engine(Protocol):
         """One sentence over the run."""
 
 
+def windowed() -> Diagnosis:
+    """The engine of a server: of a run of any length it keeps the facts, and rows of the newest attempts."""
+    return Diagnosis(window=WINDOW)
+
+
 class RunDiagnosis:
     """The engine of one run, which of the waiting batches it has been given, and how far they are counted."""
 
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
         self.given: set[Key] = set()
         self.counts = Counts()
-        self._attempts_bytes = self._sampled = self._rows = 0
+        self._attempts: Counter[str] = Counter()  # by process
+        self._sampled = self._rows = 0
         self.is_described = False  # what the run says of itself, or whether it is complete, may have changed
         self._engine: Engine | None = engine
         for batch in stored:
@@ -71,7 +80,8 @@ class RunDiagnosis:
     @property
     def size(self) -> int:
         """What it holds, in bytes, about."""
-        return ENGINE_BYTES + self._attempts_bytes + kept_bytes(self._sampled, self._rows)
+        attempts = sum(min(count, 2 * WINDOW) for count in self._attempts.values())
+        return ENGINE_BYTES + ROW.itemsize * attempts + kept_bytes(self._sampled, self._rows)
 
     def add(self, batches: dict[Key, Batch]) -> None:
         """Give the engine what it has not seen."""
@@ -102,7 +112,7 @@ class RunDiagnosis:
 
     def _measure(self, batch: Batch) -> None:
         if batch.kind == "attempts":
-            self._attempts_bytes += len(batch.body)
+            self._attempts[batch.producer] += len(batch.table(("attempt",))["attempt"])
         elif batch.kind == "tensors":
             attempts = batch.table(("attempt",))["attempt"]
             self._sampled += len(np.unique(attempts))

@@ -16,14 +16,13 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import AmpwatchError, SettingsError
 from ampwatch.settings import token_path
 
 from .app import create_app, served
 from .auth import LINK_S, SCOPES, first_token
 from .destinations import AlertSettings
-from .diagnoser import Engine
+from .diagnoser import Engine, windowed
 from .service import Service
 from .settings import Keep, Settings, default_database
 from .wire import Protocol
@@ -95,7 +94,7 @@ def running(
     database: str,
     *,
     directory: Path | None = None,
-    engine: Callable[[], Engine] = Diagnosis,
+    engine: Callable[[], Engine] = windowed,
     **settings: Any,
 ) -> Iterator[Running]:
     """A server on a free loopback port, in a thread, for the length of the block.

@@ -63,23 +63,26 @@ def test_trouble_jumps_the_queue_with_all_of_its_process_alone(agenda: Agenda, c
     assert agenda.take() is None
     clock.now = 101.5  # after as long as the look took
     assert agenda.take() == Look("b", [calm(3), urgent(3, 1)])
-    clock.now = 103.0
+    agenda.done(cpu_s=0.5)
+    clock.now = 102.9
+    assert agenda.take() is None
+    clock.now = 103.0  # after twice as long as the look before took, whatever came between
     assert agenda.take() == Look("a", [calm(1, 1)])
     assert agenda.take() == Look("b", [calm(2)])
 
 
-def test_trouble_does_not_keep_the_rest_from_its_turn(agenda: Agenda, clock: Clock) -> None:
-    agenda.add({"calm": [calm(1), calm(2)], "bad": [urgent(3)]})
-    assert agenda.take() == Look("bad", [urgent(3)])
-    agenda.done(cpu_s=0.5)
-    agenda.add({"bad": [urgent(3, 1)]})
-    clock.now = 100.5
-    assert agenda.take() is None
-    clock.now = 101.0
-    assert agenda.take() == Look("calm", [calm(1), calm(2)])
-    agenda.done(cpu_s=0.1)
-    clock.now = 101.2  # never sooner, however little it took
-    assert agenda.take() == Look("bad", [urgent(3, 1)])
+def test_trouble_keeps_the_rest_from_its_turn_for_seconds_only(agenda: Agenda, clock: Clock) -> None:
+    agenda.add({"calm": [calm(1)]})
+    agenda.take()
+    agenda.done(cpu_s=0.1)  # the next is due at 100.2, and overdue at 103.2
+    taken = []
+    for clock.now in (100.5, 103.1, 103.3, 103.4):
+        agenda.add({"calm": [calm(1, int(10 * clock.now))], "bad": [urgent(3, int(10 * clock.now))]})
+        look = agenda.take()
+        assert look is not None
+        agenda.done(cpu_s=0.01)
+        taken.append((look.run, len(look.news)))
+    assert taken == [("bad", 1), ("bad", 1), ("calm", 3), ("bad", 2)]
 
 
 def test_a_look_holds_so_many_batches_and_of_the_rest_what_came_first_is_next(agenda: Agenda) -> None:
