@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from loops import above_info, worse_than_info
 
+from ampwatch import spool
+
 WORKER = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
@@ -26,8 +28,16 @@ net = model if alone else DistributedDataParallel(model)
 if what == "reloaded" and rank == 1:  # another checkpoint, after the wrapper had copied the weights
     torch.manual_seed(1)
     model.load_state_dict(mlp().state_dict())
+def add_in_float16(_, bucket):
+    part = 4 * bucket.buffer().half()  # as of eight ranks, of which four have the same data each
+    summed = dist.all_reduce(part, async_op=True).get_future()
+    return summed.then(lambda done: bucket.buffer().copy_(done.value()[0].float() / 8))
+
+if what == "compressed":
+    net.register_comm_hook(None, add_in_float16)
+init_scale = 2.0**16 if what in ("compressed", "high") else 2.0**10
 with recorded(directory / "run") as make:
-    scaler, optimizer = make(model=model, init_scale=2.0**10), torch.optim.SGD(model.parameters(), 1e-3)
+    scaler, optimizer = make(model=model, init_scale=init_scale), torch.optim.SGD(model.parameters(), 1e-3)
     for step in range(25):
         x = features(2 * step + rank)
         if rank == 1 and (what == "apart" and step == 12 or what == "spoiled" and step >= 12):
@@ -51,6 +61,7 @@ dist.destroy_process_group()
 
 def two_ranks(directory: Path, what: str) -> Path:
     """Train on two ranks, and return the folder of the records."""
+    directory.mkdir(exist_ok=True)
     command = [
         sys.executable,
         "-W",
@@ -93,6 +104,19 @@ def test_a_rank_whose_loss_is_finite_and_whose_gradients_are_not(tmp_path):
         13,
     )
     assert finding.evidence[0].text.startswith("12 attempts in which the gradients of rank 1")
+
+
+def settled(directory: Path) -> float:
+    """The loss scale at the end."""
+    tables = [batch.table() for batch in spool.read(directory / "loop") if batch.kind == "attempts"]
+    return min(float(table["scale_after"][-1]) for table in tables)
+
+
+def test_a_sum_over_ranks_in_float16_is_a_lower_ceiling(tmp_path):
+    """Each rank's part is finite, and their sum is not: the scale comes down to where it is, as to any other ceiling."""
+    compressed, high = (two_ranks(tmp_path / what, what) for what in ("compressed", "high"))
+    assert (above_info(compressed), above_info(high)) == ([], [])
+    assert settled(compressed) < settled(high)
 
 
 def test_gradients_that_the_wrapper_was_told_not_to_average(tmp_path):
