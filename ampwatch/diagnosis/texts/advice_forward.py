@@ -11,6 +11,10 @@ with torch.autocast(x.device.type, enabled=False):           # this block in flo
     scores = (q.float() * d ** -0.5) @ k.float().transpose(-2, -1)
 weights = scores.masked_fill(mask, -torch.inf).softmax(-1).to(v.dtype)"""
 
+_NOT_CLEANED: Final = Advice(
+    "Not a cure: a hook that makes numbers of NaN. The scaler skips such a step by itself, and with the hook it is taken."
+)
+
 FORWARD: Final[dict[str, list[Advice]]] = {
     "forward_overflow": [
         Advice(
@@ -132,11 +136,13 @@ FORWARD: Final[dict[str, list[Advice]]] = {
             "Look at that batch: missing values, empty targets, labels out of range, sequences shorter than their targets. "
             "Leave it out, or mend it.",
         ),
+        _NOT_CLEANED,
     ],
     "bad_batch": [
         Advice(
             "If it comes again, log which batch it was; the same batch twice proves that the data is the cause.",
             "ampwatch.log(batch_id=index)",
-        )
+        ),
+        _NOT_CLEANED,
     ],
 }

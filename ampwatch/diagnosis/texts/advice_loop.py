@@ -26,7 +26,13 @@ _CALLS: Final = [
 
 LOOP: Final[dict[str, list[Advice]]] = {
     "call_order": _CALLS,
-    "scaler_bypassed": _CALLS,
+    "scaler_bypassed": [
+        *_CALLS,
+        Advice(
+            "Steps are then of the true gradient's size, and none is taken where it is inf or NaN. A learning rate that was "
+            "found with the fault in place, and an optimizer's moments from before, are those of other gradients."
+        ),
+    ],
     "call_order.closure": [
         Advice("Take an optimizer without a closure, or train without a scaler: in bfloat16 or float32."),
     ],
@@ -34,7 +40,8 @@ LOOP: Final[dict[str, list[Advice]]] = {
         Advice(
             "Keep the parameters that are trained in float32, and let autocast compute in low precision. Frozen ones may "
             "stay in {dtype}.",
-            "for p in model.parameters():\n    if p.requires_grad:\n        p.data = p.data.float()",
+            "for p in model.parameters():                      # before the optimizer is built\n"
+            "    if p.requires_grad:\n        p.data = p.data.float()",
         ),
         Advice("If all of the model is to stay in bfloat16, drop the scaler: bfloat16 has float32's range."),
     ],
@@ -91,7 +98,10 @@ LOOP: Final[dict[str, list[Advice]]] = {
         ),
     ],
     "missing_scaler": [
-        Advice("Turn a scaler on.", "scaler = ampwatch.GradScaler(device, model=model)"),
+        Advice(
+            "Turn a scaler on. It costs a pass over the gradients, and a few skipped steps until its scale has settled.",
+            "scaler = ampwatch.GradScaler(device, model=model)",
+        ),
         Advice(
             "Or use bfloat16, which needs none. On CUDA, autocast without a dtype means float16.",
             "with torch.autocast(device, dtype=torch.bfloat16): ...",
@@ -207,6 +217,9 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "Give it a scaler of its own, so that its overflows leave the others alone. One scaler, one update an iteration.",
             "scalers = [ampwatch.GradScaler(device, model=model) for _ in optimizers]",
         ),
+        Advice(
+            "Not a cure: a minimum of the scale. At it that optimizer is skipped for ever, and nothing says so."
+        ),
     ],
     "many_optimizers.lazy": [
         Advice(
@@ -228,7 +241,8 @@ LOOP: Final[dict[str, list[Advice]]] = {
     ],
     "schedule_ahead": [
         Advice(
-            "Step the schedule only where the step was taken: the scale falls where it was not.",
+            "Step the schedule only where the step was taken: the scale falls where it was not. get_scale() waits for the "
+            "device, once a step.",
             "before = scaler.get_scale()\nscaler.step(optimizer)\nscaler.update()\n"
             "if scaler.get_scale() >= before:\n    schedule.step()",
         ),
