@@ -41,6 +41,7 @@ class NoDiagnosis:
 
 def measure(kind: str, rows: dict[str, np.ndarray], length: int, batches: int) -> str:
     """What is printed of one kind of rows."""
+    once(kind, rows, length, 1, Diagnosis)  # what is made once in a process
     n = batches * len(rows["attempt"])
     appended_s, folded_s, stored = once(kind, rows, length, batches, NoDiagnosis)
     _, diagnosed_s, _ = once(kind, rows, length, batches, Diagnosis)

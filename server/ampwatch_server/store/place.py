@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -34,8 +34,8 @@ def read_at(
     connection: Connection, table: sa.Table, window: Window, names: Collection[str] | None = None
 ) -> Table | None:
     """The chunk or part of this place, or those columns of it; None where there is none."""
-    hist = table.c.hist if names is None or "hist" in names else sa.null()
-    row = connection.execute(sa.select(table.c.data, hist).where(is_at(table, window))).one_or_none()
+    query = _READS[table.name, names is None or "hist" in names]
+    row = connection.execute(query, _key(window)).one_or_none()
     return None if row is None else codec.decode(row[0], names, row[1])
 
 
@@ -75,3 +75,14 @@ def _key(window: Window) -> dict[str, Any]:
     where, level, first = window
     place = {"kind": where.kind, "stream": where.stream, "level": level, "first": first}
     return {"producer": where.producer_id} | place
+
+
+# made once: to make them costs more than to ask
+_PLACE: Final = ("producer", "kind", "stream", "level", "first")
+_READS: Final = {
+    (table.name, hist): sa.select(table.c.data, table.c.hist if hist else sa.null()).where(
+        *(table.c[name] == sa.bindparam(name) for name in _PLACE)
+    )
+    for table in (chunks, parts)
+    for hist in (False, True)
+}
