@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import msgspec
 import numpy as np
 
-from . import records, run_length, tombstones
+from . import records, tombstones
 from .answers import Answer
 from .cuts import Cuts
 from .guard import failures, guard
@@ -23,6 +23,7 @@ from .keeper import Keeper, refusal
 from .node import Node
 from .notices import warn
 from .records import Batch, Event, Table
+from .run_length import Coder
 from .settings import Settings
 from .spool import Tail
 from .spool_writer import Dropped
@@ -107,6 +108,7 @@ class Worker:
         self._keeper = Keeper(settings, run, producer, lambda what: warn("%s. %s", what, self._meanwhile()))
         self._tail = Tail(self._keeper.folder)
         self._last_seq = -1
+        self._coder = Coder()
         self._refused: deque[tuple[Batch, Answer]] = deque()
         self._http, self._node = http, node
         self._transport = self._make_transport() if node is None or node.is_sender else None
@@ -179,15 +181,18 @@ class Worker:
                 events.append(Event("finish", self._clock(), data=self._end()))
             if not events and not any(h.attempts or h.tensors for h in harvests):
                 events = self._heartbeat()
-                if not events:
+                if not (events or self._coder.is_due):
                     return
-            self._send_off(events, harvests)
+            self._send_off(events, harvests, final=final)
             while any(harvest.has_more for harvest in harvests):
                 harvests = self._harvest(final)
-                self._send_off([event for harvest in harvests for event in harvest.events], harvests)
+                more = [event for harvest in harvests for event in harvest.events]
+                self._send_off(more, harvests, final=final)
             self._joblog.judge(self._fault, final=final)
 
-    def _send_off(self, events: list[Event], harvests: Sequence[Harvest] = ()) -> None:
+    def _send_off(
+        self, events: list[Event], harvests: Sequence[Harvest] = (), *, final: bool = False
+    ) -> None:
         """Pack and deliver these, and what there is to tell of losses, which is told again until it is kept.
 
         A few at a time: of a flush of 16 MiB, all packed, framed and decoded beside each other would be 100.
@@ -195,7 +200,8 @@ class Worker:
         told = self._keeper.lost.take()
         mourned = [tombstones.event(each, self._clock()) for each in told]
         lost = set[str]()
-        for batches in _some(self._pack(run_length.coded([*events, *mourned]), harvests)):
+        coded = self._coder.code([*events, *mourned], final=final)
+        for batches in _some(self._pack(coded, harvests)):
             self._last_batch = self._clock()
             self._last_seq = batches[-1].seq
             lost.update(batch.kind for batch in self._deliver(batches))
@@ -306,7 +312,7 @@ class Worker:
         events = list(self._queued())
         # What the last flush itself had to say, and what was refused of others.
         if events or self._keeper.lost:
-            self._send_off(events)
+            self._send_off(events, final=True)
         with guard("recorder.close_spool"):
             self._keeper.close()
         is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)

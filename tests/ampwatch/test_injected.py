@@ -47,7 +47,7 @@ NOT_GUARDED = {
 }
 # Where these have failed there is nothing that could record it, or no longer: the job's log has a warning.
 NOTHING_RECORDS = {"recorder.start", "recorder.finish", "recorder.close"}
-WITHOUT_A_RECORDER = ("identity", "logbook", "recorder")  # not made, or not to be told anything
+WITHOUT_A_RECORDER = ("identity", "logbook", "recorder", "succession")  # not made, or not to be told anything
 PACKAGE = Path(ampwatch.__path__[0])
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)

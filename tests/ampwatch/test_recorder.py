@@ -483,3 +483,18 @@ def test_the_end_of_the_interpreter_ends_the_run(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=True)
     assert done.stderr == b""
     assert events_in(tmp_path)[-1].data["reason"] == "exit"
+
+
+def test_events_that_go_on_over_flushes_are_few(make, tmp_path):
+    def skips(attempt):
+        data = {"scale": 0.0, "loss": float("nan")}
+        return Harvest(rows(attempt, 1, [attempt], 0.0), None, [Event("skip", 1.0, attempt, 3, 0, data=data)])
+
+    source, recorder = Rows(*map(skips, range(40))), make()
+    recorder.attach(source)
+    recorder.event("scaler", scaler=0)
+    source.wait(41)
+    recorder.finish()
+    assert len(spooled(tmp_path, "attempts")) == 40
+    told = [(event.attempt, event.repeat) for event in events_in(tmp_path) if event.type == "skip"]
+    assert told == [(0, 1), (1, 39)]
