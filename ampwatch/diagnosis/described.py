@@ -79,6 +79,8 @@ class Described:
     sparse_overflows: Kept = field(default_factory=Kept)
     captured: Kept = field(default_factory=Kept)
     dropped: Kept = field(default_factory=Kept)
+    reaches: dict[int, float | None] = field(default_factory=dict)
+    averaged_with: int | None = None  # the rank with which all that is trained is averaged
     _replicas: Latest = field(default_factory=Latest)
     _origins: dict[int, tuple[float, str]] = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ class Described:
                     _put_all(self.optimizers, event, "optimizers")
                 case "tensors":
                     _put_all(self.tensors, event, "tensors")
+                    self._note_replicas()
                 case "origin":
                     self._add_origins(event)
                 case "autocast":
@@ -110,6 +113,7 @@ class Described:
                     self.call_faults.add(event)
                 case "finite_check":
                     self.finite_checks.add(event)
+                    self._add_reach(event)
                 case "forward_search":
                     self.searches.add(event)
                 case "operations":
@@ -124,6 +128,7 @@ class Described:
                     self.sparse_overflows.add(event)
                 case "replicas":
                     self._replicas.put(0, event.time, event.data)
+                    self._note_replicas()
                 case "captured":
                     self.captured.add(event)
                 case "dropped":
@@ -203,6 +208,18 @@ class Described:
         """The class of an optimizer, for a sentence."""
         described = self.optimizers.get(index, {})
         return str(described.get("class") or ("the optimizer" if index is None else f"optimizer {index}"))
+
+    def _note_replicas(self) -> None:
+        told = self.replicas
+        all_of_them = bool(told) and set(self.tensors) <= set(told.get("tensors", ()))
+        self.averaged_with = told.get("first") if all_of_them else None
+
+    def _add_reach(self, event: Event) -> None:
+        """By attempt, how far the weights reach; None for an attempt that was checked twice. The first and last 64."""
+        twice = event.attempt in self.reaches
+        self.reaches[event.attempt] = None if twice else event.data.get("parameters", {}).get("reach")
+        if len(self.reaches) > 2 * _KEPT:
+            del self.reaches[sorted(self.reaches)[_KEPT]]
 
     def _add_origins(self, event: Event) -> None:
         """A known origin is sticky: the first one stays."""

@@ -76,7 +76,7 @@ class Norms:
 
 def apart(a: Case, b: Case, norms: Norms) -> Apart | None:
     """How two ranks that should be copies differ; `a` is the lowest rank."""
-    if _averages(b, a.rank):
+    if b.described.averaged_with == a.rank:
         found = [each for each in (norms.found, _weights(a, b)) if each is not None]
         return min(found, key=lambda each: each.at, default=None)
     wrapped = a.described.replicas or b.described.replicas
@@ -86,32 +86,16 @@ def apart(a: Case, b: Case, norms: Norms) -> Apart | None:
     return norms.found._replace(what="alone")
 
 
-def _averages(case: Case, first: int) -> bool:
-    """Whether all that a rank trains is averaged with the rank that is the first of the group."""
-    told = case.described.replicas
-    return told.get("first") == first and set(case.described.tensors) <= set(told.get("tensors", ()))
-
-
 def _weights(a: Case, b: Case) -> Apart | None:
     """The first check in which the weights of both were measured, and differ."""
-    mine, other = _reach(a), _reach(b)
-    for attempt in sorted(mine.keys() & other.keys()):
-        if not _near(mine[attempt], other[attempt], NEAR_WEIGHTS):
-            at = Moment(attempt, a.step_of(attempt))
-            return Apart("weights", at, (mine[attempt], other[attempt]))
+    mine, other = a.described.reaches, b.described.reaches
+    if mine == other:  # of copies, as a rule
+        return None
+    for attempt in sorted(at for at in mine.keys() & other.keys() if mine[at] != other[at]):
+        low, high = mine[attempt], other[attempt]
+        if low is not None and high is not None and not _near(low, high, NEAR_WEIGHTS):
+            return Apart("weights", Moment(attempt, a.step_of(attempt)), (low, high))
     return None
-
-
-def _reach(case: Case) -> dict[int, float]:
-    """By attempt, the sum of the largest magnitudes of what is trained; an attempt that was checked twice is left out."""
-    checks = case.described.finite_checks.events
-    told = [(e.attempt, e.data.get("parameters", {}).get("reach")) for e in checks]
-    attempts = [attempt for attempt, _ in told]
-    return {
-        attempt: float(reach)
-        for attempt, reach in told
-        if reach is not None and np.isfinite(reach) and attempts.count(attempt) == 1
-    }
 
 
 def _same_model(a: Case, b: Case) -> bool:
@@ -128,19 +112,15 @@ def _shapes(tensors: Mapping[int, Any]) -> dict[int, tuple[str, tuple[int, ...]]
 
 
 def _a_tensor_agrees(a: Case, b: Case) -> bool:
-    """Whether some tensor has the same largest gradient on both in all samples; so, too, where few can be compared."""
+    """Whether a tensor has the same largest gradient on both in the samples compared; so, too, where there are too few."""
     others = {sample.attempt: sample.tensors for sample in b.samples}
-    seen, differing = 0, set[int]()
-    tensors = set[int]()
-    for sample in a.samples:
-        if (other := others.get(sample.attempt)) is None:
-            continue
-        both, i, j = np.intersect1d(sample.tensors["tensor"], other["tensor"], return_indices=True)
-        apart = sample.tensors["max_abs"][i] != other["max_abs"][j]
-        seen += bool(len(both))
-        tensors |= set(both.tolist())
-        differing |= set(both[apart].tolist())
-    return seen < LOOKED_AT or tensors != differing
+    common = [(sample.tensors, others[sample.attempt]) for sample in a.samples if sample.attempt in others]
+    seen, differing = set[int](), set[int]()
+    for mine, other in common[:LOOKED_AT]:
+        both, i, j = np.intersect1d(mine["tensor"], other["tensor"], return_indices=True)
+        seen |= set(both.tolist())
+        differing |= set(both[mine["max_abs"][i] != other["max_abs"][j]].tolist())
+    return len(common) < LOOKED_AT or seen != differing
 
 
 def _near(a: Any, b: Any, tolerance: float) -> npt.NDArray[np.bool_]:
