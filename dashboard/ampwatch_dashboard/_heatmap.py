@@ -68,6 +68,7 @@ def heatmap(heatmap: Json, theme: Theme, begins: Mapping[str, int] = NOWHERE) ->
     kept = _recorded_columns(heatmap["values"], len(heatmap["attempt"]))
     rows = [[finite(row[c]) for c in kept] for row in heatmap["values"]]
     moments = [(heatmap["step"][c], heatmap["attempt"][c]) for c in kept]
+    ends = [f"<br>{moment_text(step, attempt)}" for step, attempt in moments]
     before = next((begins.get(tensor["producer"], 0) for tensor in heatmap["tensors"]), 0) if begins else 0
     trace = {
         "type": "heatmap",
@@ -75,7 +76,7 @@ def heatmap(heatmap: Json, theme: Theme, begins: Mapping[str, int] = NOWHERE) ->
         "y": list(range(len(rows))),
         "z": [[_colored(stat, value) for value in row] for row in rows],
         "customdata": [[tensor["id"]] * len(kept) for tensor in heatmap["tensors"]],
-        "text": [_row_texts(t, row, moments, stat) for t, row in zip(heatmap["tensors"], rows, strict=True)],
+        "text": [_row_texts(t, row, ends, stat) for t, row in zip(heatmap["tensors"], rows, strict=True)],
         "hovertemplate": "%{text}<extra></extra>",
         "hoverongaps": False,
         "ygap": 1,
@@ -88,14 +89,9 @@ def _recorded_columns(values: Sequence[Sequence[Any]], columns: int) -> list[int
     return [c for c in range(columns) if any(row[c] is not None for row in values)]
 
 
-def _row_texts(
-    tensor: Json, row: Sequence[float | None], moments: Sequence[tuple[Any, Any]], stat: Stat
-) -> list[str]:
-    about = f"<b>{escape(tensor['name'])}</b><br>{_tensor_text(tensor)}"
-    return [
-        f"{about}<br>{stat.title}: {value_text(stat, value)}<br>{moment_text(step, attempt)}"
-        for value, (step, attempt) in zip(row, moments, strict=True)
-    ]
+def _row_texts(tensor: Json, row: Sequence[float | None], ends: Sequence[str], stat: Stat) -> list[str]:
+    begin = f"<b>{escape(tensor['name'])}</b><br>{_tensor_text(tensor)}<br>{stat.title}: "
+    return [begin + value_text(stat, value) + end for value, end in zip(row, ends, strict=True)]
 
 
 def _tensor_text(tensor: Json) -> str:
@@ -109,15 +105,15 @@ def _tensor_text(tensor: Json) -> str:
 
 def value_text(stat: Stat, value: float | None) -> str:
     """A value of the statistic with its unit."""
-    if value is None:
-        return "not recorded"
-    written: dict[str, Callable[[float], str]] = {
-        "share": lambda v: f"{100 * v:.3g} % of elements",
-        "binades": lambda v: f"{v:.2f} binades (a factor of {number_text(2**v)})",
-        "magnitude": number_text,
-        "count": lambda v: f"{v:,.0f} elements",
-    }
-    return written[stat.kind](value)
+    return "not recorded" if value is None else _WRITTEN[stat.kind](value)
+
+
+_WRITTEN: Final[dict[str, Callable[[float], str]]] = {
+    "share": lambda v: f"{100 * v:.3g} % of elements",
+    "binades": lambda v: f"{v:.2f} binades (a factor of {number_text(2**v)})",
+    "magnitude": number_text,
+    "count": lambda v: f"{v:,.0f} elements",
+}
 
 
 def _colored(stat: Stat, value: float | None) -> float | None:
