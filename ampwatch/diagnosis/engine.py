@@ -340,8 +340,9 @@ def _by_rules(case: Case, *, first: bool) -> Iterator[Finding]:
 
 
 def _of_stream(samples: Iterable[Sample], index: int) -> list[Sample]:
-    chosen = (Sample(s.attempt, s.tensors[s.tensors["stream"] == index]) for s in samples)
-    return [sample for sample in chosen if len(sample.tensors)]
+    chosen = ((s, s.tensors["stream"] == index) for s in samples)
+    # Mostly there is one stream: no copy, as it is all that was sampled.
+    return [s if its.all() else Sample(s.attempt, s.tensors[its]) for s, its in chosen if its.any()]
 
 
 def _unscaled(streams: list[Stream]) -> str:

@@ -107,7 +107,9 @@ class Samples:
         for attempt in sorted(self._at):
             parts = self._at[attempt]
             tensors = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            yield Sample(attempt, tensors[np.argsort(tensors["tensor"], kind="stable")])
+            if (np.diff(tensors["tensor"]) < 0).any():
+                tensors = tensors[np.argsort(tensors["tensor"], kind="stable")]
+            yield Sample(attempt, tensors)
 
     def _unfitted_bytes(self) -> int:
         return sum(part.counts.nbytes for parts in self._unfitted.values() for part in parts)
