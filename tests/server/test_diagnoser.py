@@ -11,7 +11,7 @@ import sent
 from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.diagnosis.samples import SAMPLE, kept_bytes, kept_of
 from ampwatch.records import Batch, Event
-from ampwatch_server.diagnoser import ENGINE_BYTES, Diagnoser, stored_batches
+from ampwatch_server.diagnoser import ENGINE_BYTES, WINDOW, Diagnoser, RunDiagnosis, stored_batches, windowed
 from ampwatch_server.fold import fold
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
@@ -157,3 +157,11 @@ def test_a_finding_is_visible_within_two_seconds(tmp_path: Path, connect) -> Non
         sent_at = time.monotonic()
         sent.until(lambda: client.get("/v1/runs/r/findings").json()["verdict"]["word"] == "failing")
         assert time.monotonic() - sent_at < 2
+
+
+def test_what_an_engine_of_a_server_holds_does_not_grow_with_the_run() -> None:
+    diagnosis = RunDiagnosis(windowed(), [])
+    diagnosis.add({(1, 0): sent.attempts(0, 2 * WINDOW, 0)})
+    held = diagnosis.size
+    diagnosis.add({(1, 1): sent.attempts(2 * WINDOW, 3 * WINDOW, 1)})
+    assert (held, diagnosis.size) == (ENGINE_BYTES + 157 * 2 * WINDOW,) * 2
