@@ -23,6 +23,8 @@ from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
 from ampwatch_server.store import codec
 from ampwatch_server.store.runs import get_run
+from ampwatch_server.store.series import Range
+from ampwatch_server.store.tensors import read_histograms
 
 
 @pytest.fixture
@@ -91,6 +93,26 @@ def test_until_the_older_are_gone_chunks_are_written_so_that_they_read_them(
     sent.store(newer, sent.attempts(3000, 5000, 2, producer=sent.Q))
     assert codecs(newer) == {1, codec.CODEC}
     assert sent.attempts_of(newer, "r") == 3 + 5000
+
+
+def test_histograms_are_read_wherever_they_lie_and_move_once_the_older_are_gone(service: Service) -> None:
+    service.database.write(lambda c: c.execute(t.formats.update().values(version=2)))
+    sent.store(service, sent.attempts(0, 2100, 0), sent.tensors([5, 1500, 2050], [0, 0, 0], 1))
+    assert (codecs(service), counted(service)) == ({2}, [90, 90, 90])
+    service.database.finish_upgrade()
+    sent.store(service, sent.tensors([6], [0], 2), sent.attempts(2100, 3100, 3))
+    assert (codecs(service), counted(service)) == ({2, 3}, [180, 90, 90])  # 5 and 6 in one point
+    with service.database.read() as connection:
+        kinds = sa.select(t.chunks.c.first, t.chunks.c.codec, t.chunks.c.hist.is_not(None))
+        found = connection.execute(kinds.where(t.chunks.c.kind == "tensors").order_by(t.chunks.c.first)).all()
+    assert [tuple(row) for row in found] == [(0, 3, True), (1024, 2, False), (2048, 3, True)]
+
+
+def counted(service: Service) -> list[int]:
+    """The elements in each histogram of the first tensor."""
+    with service.database.read() as connection:
+        found = read_histograms(connection, service.tails, "r", 0, Range())
+    return [sum(hist) for hist in found["hist"]]
 
 
 def test_a_server_is_started_again_on_a_database_that_a_newer_one_has_upgraded(
