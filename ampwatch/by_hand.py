@@ -61,9 +61,11 @@ class ByHand:
         """Torch is about to unscale the gradients, or to step with those that it has unscaled."""
         its = self._of.get(optimizer)
         now = None if its is None or its.parameter is None else _sample(its.parameter)
-        if its is not None and its.then is not None and now is not None:
+        if its is None or its.then is None or now is None:
+            return
+        if its.then.shape == now.shape:  # FSDP1 has reduced a flat gradient to this rank's shard since
             its.values.append(_compared(its.then, now, scale))
-            its.then = None
+        its.then = None
 
     def ended(self, optimizer: int, order: list[str]) -> Observation | None:
         """The optimizer is stepped. Every few windows what was seen, an event `call_fault` if that was a division."""
