@@ -23,9 +23,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-# The tests that take long: a job and its server are killed 50 times each (docs/reliability.md).
+# The tests that take long: a job and its server are killed 50 times each, and a job 30 s after it was asked to end
+# (docs/reliability.md).
 soak: $(VENV)/.test
-	@AMPWATCH_CHAOS_KILLS=50 $(BIN)/python -m pytest tests/chaos --durations=5 $(ARGS)
+	@AMPWATCH_CHAOS_KILLS=50 AMPWATCH_CHAOS_GRACE_S=30 $(BIN)/python -m pytest tests/chaos --durations=5 $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
