@@ -221,7 +221,7 @@ class _Series:
 
     def _segment_for(self, data_bytes: int, first_seq: int) -> _Segment:
         if self._open is not None and (
-            self._open.size + data_bytes > self._segment_bytes or _is_deleted(self._fd)
+            self._open.size + data_bytes > self._segment_bytes or not _is_ours(self._fd, self._open.size)
         ):
             self.close()
         if self._open is None:
@@ -233,9 +233,10 @@ class _Series:
         return self._open
 
 
-def _is_deleted(fd: int) -> bool:
-    """Whether somebody deleted the file, who took its producer for dead: what is written there is lost."""
-    return os.fstat(fd).st_nlink == 0
+def _is_ours(fd: int, size_bytes: int) -> bool:
+    """Whether the file is as we left it. Where somebody deleted it or cut it, what is written there is not read."""
+    there = os.fstat(fd)
+    return there.st_nlink > 0 and there.st_size == size_bytes
 
 
 def _write_all(fd: int, data: bytes) -> None:

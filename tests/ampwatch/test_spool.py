@@ -210,6 +210,16 @@ def test_what_the_server_has_is_deleted_10_minutes_later_but_events_stay(tmp_pat
     ]
 
 
+@pytest.mark.parametrize("size", [0, 10])
+def test_behind_a_file_that_somebody_cut_nothing_is_written(tmp_path, size):
+    spooled = writer(tmp_path)
+    spooled.write([attempts(0)])
+    os.truncate(tmp_path / "r" / PRODUCER / "attempts-000000.awb", size)
+    spooled.write([attempts(1)])
+    spooled.write([attempts(2)])
+    assert list(spool.read(tmp_path)) == [attempts(1), attempts(2)]
+
+
 def test_a_folder_that_somebody_deleted_is_made_again(tmp_path):
     spooled = writer(tmp_path)
     spooled.write([events(0), attempts(1)])
