@@ -72,13 +72,17 @@ class ByHand:
         its = self._of.get(optimizer)
         if its is None or its.parameter is None:
             return None
-        its.parameter, its.then = None, None
         its.looks += 1
         if its.looks % LOOKS or not its.values:
             return None
         fault = {"fault": "divided_by_hand", "optimizer": optimizer, "order": order, "raised": False}
         values, its.values = gathered(its.values), []
         return Observation("call_fault", values, partial(_fault_in, fault))
+
+    def updated(self) -> None:
+        """A window has ended: no parameter is kept beyond it."""
+        for its in self._of.values():
+            its.parameter, its.then = None, None
 
 
 def _sample(parameter: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ from .ownership import ownership
 STARVED: Final = (
     8  # steps in a row in which as many parameters are without a gradient, before their owners are asked
 )
-MOST_LOOKS: Final = 4  # of an optimizer
+MOST_LOOKS: Final = 2  # of an optimizer: each goes through all objects of the process
 
 
 @dataclass
@@ -73,8 +73,11 @@ class Inspection:
                 self._look_for_owners(index, optimizer)
         elif index not in self._empty:
             self._empty.add(index)
+            # One that had gradients before holds the right tensors, and a loss without a graph gives none to any.
+            is_strange = loss_has_graph is not False and index not in self._starved
+            instead = self._instead_of(optimizer) if is_strange else None
             more = {"stepped_empty": True, "loss_has_graph": loss_has_graph}
-            self._tell(index, optimizer, (), **more, instead=self._instead_of(optimizer))
+            self._tell(index, optimizer, (), **more, instead=instead)
 
     def _look_for_owners(self, index: int, optimizer: Optimizer) -> None:
         """Some of its parameters never have a gradient: whether others took their place."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class Ownership:
 
 
 def ownership(optimizer: Optimizer) -> Ownership:
-    """Look once through all objects of the process: 0.1 s for 300,000. No synchronisation."""
+    """Look once through all objects of the process: 0.2 s for 300,000. No synchronisation."""
     modules, optimizers = _modules_and_optimizers()
     mine = [p for p in _held_by(optimizer) if p.requires_grad and p.numel()]
     held = {id(p) for each in (*optimizers, optimizer) for p in _held_by(each)}
@@ -68,9 +68,12 @@ def ownership(optimizer: Optimizer) -> Ownership:
 
 def _modules_and_optimizers() -> tuple[list[nn.Module], list[Optimizer]]:
     """All of the process, by their type: isinstance would ask each object, which may be a proxy."""
+    gc.collect()  # models of trainings that are over would be taken for those that took a layer's place
     objects = gc.get_objects()
     types = {each for each in set(map(type, objects)) if issubclass(each, (nn.Module, Optimizer))}
-    found: list[Any] = [each for each in objects if type(each) in types]
+    found: list[Any] = [
+        *compress(objects, map(types.__contains__, map(type, objects)))
+    ]  # in C: there are many
     modules = [each for each in found if issubclass(type(each), nn.Module)]
     return modules, [each for each in found if issubclass(type(each), Optimizer)]
 

@@ -365,6 +365,7 @@ class Watch(Unwatched):
         finally:
             self._measured = Measures()
             self._passes.updated()
+            self._by_hand.updated()
             self._unscaled_steps.updated()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:

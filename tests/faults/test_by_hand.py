@@ -71,3 +71,25 @@ def test_a_mean_over_as_many_as_the_scale_is_once_is_silent(tmp_path):
 
     trained(tmp_path, before=mean, init_scale=2.0**7)
     assert told(tmp_path) == []
+
+
+def test_no_parameter_is_kept_beyond_a_window(tmp_path):
+    """Nor where the optimizer is not stepped in it."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with recorded(tmp_path) as make:
+        scaler = make(init_scale=2.0**10)
+        for step in range(6):
+            optimizer.zero_grad()
+            with half():
+                loss = regression(model, step)
+            scaler.scale(loss).backward()
+            if step < 5:
+                scaler.step(optimizer)
+            scaler.update(2.0**10)
+        optimizer.zero_grad()
+        other = nn.Parameter(model[0].weight.detach() + 1)
+        torch.utils.swap_tensors(
+            model[0].weight, other
+        )  # torch refuses it for a tensor that is held elsewhere
+    assert model[0].weight is not other
