@@ -72,7 +72,7 @@ class ScalePath:
             before = norms[: len(norms_before) + i]
             usual = before[np.isfinite(before)][-8:]
             if len(usual) and rows["norm"][i] > 0:
-                halved = HALF[0] < rows["norm"][i] / median(usual.tolist()) < HALF[1]
+                halved = bool(HALF[0] < rows["norm"][i] / median(usual.tolist()) < HALF[1])
                 self.halved, self.whole = self.halved + halved, self.whole + (not halved)
                 if halved:
                     self.first_halved = self.first_halved or moment_of(rows[i])

@@ -116,7 +116,10 @@ class Run:
         return Diagnosis.from_batches(self.batches())
 
     def findings(self) -> list[Finding]:
-        return self.diagnosis().findings()
+        found = self.diagnosis().findings()
+        for finding in found:
+            finding.as_dict()  # raises where something in it is no builtin
+        return found
 
     def kinds(self) -> list[tuple[str, str, str]]:
         """(kind, severity, state) of each finding, in order."""

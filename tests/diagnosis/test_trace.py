@@ -36,7 +36,8 @@ def scales(start: float, skipped: list[int], hysteresis: int = 1, floor: float =
 
 
 def kinds(path: Path, policy: str = "torch") -> list[tuple[str, str]]:
-    return [(f.kind, f.severity) for f in diagnose(path, policy)]
+    found = [finding.as_dict() for finding in diagnose(path, policy)]  # as it is printed with --json
+    return [(each["kind"], each["severity"]) for each in found]
 
 
 def test_attempt_and_scale_are_enough(tmp_path):
