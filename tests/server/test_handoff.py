@@ -2,11 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 
 from ampwatch_server.handoff import Handoff
+
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """In an event loop of its own, in a thread of its own: that of the tests may have one already, of a browser's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 def resolve(futures: list[Future[int]]) -> None:
@@ -24,7 +35,7 @@ def test_each_gets_its_own_result_or_error() -> None:
         threading.Thread(target=resolve, args=(futures,)).start()
         return await waiting
 
-    got = asyncio.run(wait())
+    got = run(wait())
     assert [str(each) for each in got] == ["0", "odd", "2", "odd"]
 
 
@@ -42,4 +53,4 @@ def test_who_leaves_disturbs_nobody() -> None:
             await leaves
         return await stays
 
-    assert asyncio.run(wait()) == 1
+    assert run(wait()) == 1
