@@ -10,7 +10,6 @@ import pytest
 
 from ampwatch_server.handoff import Handoff
 
-
 T = TypeVar("T")
 
 
