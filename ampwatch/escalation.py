@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 SEARCH_AT: Final = 2  # consecutive non-finite losses before the forward pass is searched
+SEARCH_SKIPS: Final = 4  # consecutive skips with a finite loss and NaN gradients before it is, too
 SEARCH_AGAIN: Final = 64  # further ones before it is searched again
 COMES_AGAIN: Final = 32  # attempts from one non-finite loss to the next, of one that comes and goes
 MARGIN: Final = 4  # attempts by which numbers of a device may be late
@@ -27,11 +28,16 @@ class Escalation:
     """Counts non-finite losses, and remembers what they call for until it is taken.
 
     Two in a row call for a search of the next attempt. One that comes and goes is mostly gone in the next: where two
-    came shortly after each other, the search waits for the third as long as lay between them.
+    came shortly after each other, the search waits for the third as long as lay between them. A loss that leaves out
+    what is NaN, as of padding, stays finite while its gradients are NaN: four such skips in a row call for a search,
+    as halving the scale cured nothing.
     """
 
     def __init__(self) -> None:
         self._streaks: dict[int, int] = {}
+        self._nan_skips: dict[
+            int, int
+        ] = {}  # consecutive skips of a stream with a finite loss and NaN gradients
         self._check = False
         self._search: Wanted | None = None
         self._searched: dict[int, int] = {}  # how many of a stream's next attempts are searched
@@ -46,19 +52,27 @@ class Escalation:
             int, Sequence[int]
         ] = {}  # tensors of a stream's last attempt, if its loss is finite
 
-    def add(self, stream: int, *, loss_is_finite: bool) -> None:
-        """Add the next attempt of a stream; whether it was skipped does not matter: gradients may have been cleaned."""
+    def add(self, stream: int, *, loss_is_finite: bool, nan_skip: bool = False) -> None:
+        """Add the next attempt of a stream.
+
+        Arguments:
+            loss_is_finite: whether the step was skipped does not matter: gradients may have been cleaned.
+            nan_skip: a step was skipped, and gradients are NaN.
+        """
         at = self._attempts[stream] = self._attempts.get(stream, 0) + 1
         was_searched = self._searched.get(stream, 0) > 0
         self._searched[stream] = self._searched.get(stream, 0) - was_searched
         if loss_is_finite:
             self._was_finite.add(stream)
             self._streaks[stream] = 0
+            self._nan_skips[stream] = (self._nan_skips.get(stream, 0) + 1) * nan_skip
+            if not was_searched and _is_due(self._nan_skips[stream], SEARCH_SKIPS):
+                self._search = Wanted(stream, 1)
             return
+        self._nan_skips[stream] = 0
         streak = self._streaks[stream] = self._streaks.get(stream, 0) + 1
         self._check = self._check or streak & (streak - 1) == 0  # 1st, 2nd, 4th, 8th …
-        due = streak >= SEARCH_AT and (streak - SEARCH_AT) % SEARCH_AGAIN == 0
-        if due and not was_searched:
+        if not was_searched and _is_due(streak, SEARCH_AT):
             self._search = Wanted(stream, 1)
         if streak == 1:
             self._comes_and_goes(stream, at)
@@ -104,3 +118,8 @@ class Escalation:
         if wanted is not None:
             self._searched[wanted.stream] = wanted.attempts
         return wanted
+
+
+def _is_due(streak: int, begin: int) -> bool:
+    """Whether a streak of so many attempts calls for a search: at `begin`, and every `SEARCH_AGAIN` from there."""
+    return streak >= begin and (streak - begin) % SEARCH_AGAIN == 0

@@ -19,8 +19,9 @@ from .stats.layout import SCALARS
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 MOST_IN_PATH: Final = 8
-COLUMNS: Final = SCALARS[: SCALARS.index("max_abs") + 1]
-"""What is kept of the statistics of each tensor."""
+STATISTICS: Final = SCALARS[: SCALARS.index("max_abs") + 1]
+COLUMNS: Final = (*STATISTICS, "is_mask")
+"""What is kept of each tensor: of its statistics, and whether it is an additive mask."""
 
 
 class Call(NamedTuple):
@@ -39,12 +40,11 @@ class Trace:
     """The calls of a pass, in the order in which they returned.
 
     Arguments:
-        may_be_mask: of each measured tensor, whether it may be an attention mask: it needs no gradient.
         is_first_call: nothing of the model ran before the first call, so that its inputs come from elsewhere.
     """
 
     calls: tuple[Call, ...]
-    may_be_mask: tuple[bool, ...]
+    n_tensors: int  # measured
     is_first_call: bool
 
     @property
@@ -67,7 +67,7 @@ def told(traces: Sequence[Trace], numbers: Numbers) -> dict[str, Any]:
 def _split(traces: Sequence[Trace], numbers: Numbers) -> Iterator[_Pass]:
     start = 0
     for trace in traces:
-        end = start + len(trace.may_be_mask) * len(COLUMNS)
+        end = start + trace.n_tensors * len(COLUMNS)
         yield _Pass(trace, numbers[start:end].reshape(-1, len(COLUMNS)))
         start = end
 
@@ -78,7 +78,7 @@ class _Range:
 
     n_inf: int
     n_nan: int
-    masked: int  # those of n_inf that an attention mask of 0 and -inf holds on purpose
+    masked: int  # those of n_inf that are -inf in an attention mask
     max_abs: float | None  # over finite elements; None where there is no tensor
 
     @property
@@ -134,7 +134,7 @@ class _Pass:
         return _Range(
             n_inf=int(sum(row["n_inf"] for row in rows)),
             n_nan=int(sum(row["n_nan"] for row in rows)),
-            masked=sum(_masked(self._rows[i]) for i in tensors if self._trace.may_be_mask[i]),
+            masked=int(sum(row["n_inf"] * row["is_mask"] for row in rows)),
             max_abs=max((row["max_abs"] for row in rows), default=None),
         )
 
@@ -161,12 +161,6 @@ class _Pass:
             "output_max_abs": each.outputs.max_abs,
             "children_max_abs": max((x for x in inside if x is not None), default=None),
         }
-
-
-def _masked(row: dict[str, float]) -> int:
-    """Infinite elements of an additive mask: it holds them and zeros, and nothing else."""
-    is_mask = 0 < row["n_zero"] == row["numel"] - row["n_inf"]
-    return int(row["n_inf"]) if is_mask else 0
 
 
 def _reaches_out(seen: _Seen | None, by_number: dict[int, _Seen]) -> bool:

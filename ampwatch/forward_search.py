@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from .forward_origin import COLUMNS, Call, Trace, told
+from .forward_origin import COLUMNS, STATISTICS, Call, Trace, told
 from .hooks import (
     Handle,
     Hook,
@@ -110,7 +110,6 @@ class ForwardSearch(Observer):
         self._stack: list[_Entered] = []
         self._returned: list[Call] = []
         self._rows: list[Tensor] = []
-        self._may_be_mask: list[bool] = []
         self._numbers = 0
         self._is_first_call = True
 
@@ -155,14 +154,14 @@ class ForwardSearch(Observer):
     def _measure(self, value: Any) -> range:
         start = len(self._rows)
         for tensor in tensors_in(value):
-            self._rows.append(statistics(tensor).narrow(0, 0, len(COLUMNS)))
-            self._may_be_mask.append(not tensor.requires_grad)
+            kept = statistics(tensor).narrow(0, 0, len(STATISTICS))
+            self._rows.append(torch.cat([kept, _is_mask(tensor).to(kept.dtype).reshape(1)]))
         return range(start, len(self._rows))
 
     def _pass(self) -> _Pass:
-        trace = Trace(tuple(self._returned), tuple(self._may_be_mask), self._is_first_call)
+        trace = Trace(tuple(self._returned), len(self._rows), self._is_first_call)
         returned = [i for call in trace.outermost for i in call.outputs]
-        bad = [_n_nonfinite(self._rows[i], may_be_mask=self._may_be_mask[i]) for i in returned]
+        bad = [_n_nonfinite(self._rows[i]) for i in returned]
         values = gathered(self._rows)
         return _Pass(trace, values, gathered([values.new_zeros(1), *bad]).sum() > 0)
 
@@ -174,7 +173,17 @@ class ForwardSearch(Observer):
             self._passes.append(ended)
 
 
-def _n_nonfinite(row: Tensor, *, may_be_mask: bool) -> Tensor:
+def _is_mask(tensor: Tensor) -> Tensor:
+    """A bool on the device: whether a tensor is an additive mask. It needs no gradient, and its maximum is 0.
+
+    So it may hold 0, a constant such as -1e4, and -inf, but neither +inf nor NaN.
+    """
+    if tensor.requires_grad or tensor.is_complex() or not tensor.numel():
+        return torch.zeros((), dtype=torch.bool, device=tensor.device)
+    return tensor.detach().amax() == 0
+
+
+def _n_nonfinite(row: Tensor) -> Tensor:
     """Inf and NaN elements, but those of an additive mask."""
-    numel, n_inf, n_nan, n_zero = (row.select(0, _AT[name]) for name in ("numel", "n_inf", "n_nan", "n_zero"))
-    return n_nan + (n_inf * ((n_zero == 0) | (n_zero + n_inf != numel)) if may_be_mask else n_inf)
+    n_inf, n_nan, is_mask = (row.select(0, _AT[name]) for name in ("n_inf", "n_nan", "is_mask"))
+    return n_nan + n_inf * (1 - is_mask)

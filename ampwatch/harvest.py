@@ -305,7 +305,8 @@ class Harvester:
         self.scale = outcome.scale_after
         self.origins.add_clean([i for i in attempt.found if i not in outcome.skipped])
         is_finite = _looks_finite(attempt, outcome)
-        self.escalation.add(attempt.stream, loss_is_finite=is_finite)
+        nan_skip = bool(outcome.skipped) and outcome.has_nan
+        self.escalation.add(attempt.stream, loss_is_finite=is_finite, nan_skip=nan_skip)
         broken = outcome.ids[outcome.n_nonfinite > 0].tolist() if is_finite and outcome.skipped else []
         self.escalation.overflowed(attempt.stream, self._autopsies.in_backward_order(broken))
 

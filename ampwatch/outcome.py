@@ -81,6 +81,11 @@ class Outcome:
         counts: Numbers = self.columns[AT["n_inf"]] + self.columns[AT["n_nan"]]
         return counts
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether a gradient holds NaN."""
+        return bool(self.columns[AT["n_nan"]].any())
+
 
 def bits(optimizers: Sequence[int]) -> int:
     """Bit i for optimizer i. A column holds 63; beyond them optimizers are left out."""

@@ -16,12 +16,28 @@ from .moments import Moment
 
 
 def forward(case: Case) -> Iterator[Finding]:
-    """One finding for each episode in which the loss was not finite more than once, as precise as observers allow."""
+    """One finding for each episode in which the loss was not finite more than once, as precise as observers allow.
+
+    Also for one whose loss was finite, where observers saw that the model makes NaN all the same.
+    """
     broken = [e for e in case.stream.all_episodes() if e.first_nonfinite is not None]
+    for episode in case.stream.all_episodes():
+        if episode.first_nonfinite is None and (finding := _left_out(case, episode)):
+            yield finding
     for episode in broken:
         if episode.nonfinite < 2 or episode.calibrates or episode.probes:
             continue
         yield _judged(case, episode, _seen_soon(case, episode, broken))
+
+
+def _left_out(case: Case, episode: Episode) -> Finding | None:
+    """NaN that the model makes and the loss leaves out, as that of padding: the loss is finite, no gradient is.
+
+    Outputs of -inf alone are no fault: so actions are masked. No scale is to blame: the forward pass knows none.
+    """
+    seen = seen_in(case, episode)
+    is_nan = bool(seen.origin.get("output_n_nan")) and seen.search.get("outputs_finite") is False
+    return located(case, episode, episode.first, seen) if is_nan and not seen.loss_breaks else None
 
 
 def _seen_soon(case: Case, episode: Episode, broken: Sequence[Episode]) -> Seen:

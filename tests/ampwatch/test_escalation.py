@@ -24,6 +24,23 @@ def test_skips_with_a_finite_loss_call_for_nothing():
     assert called_for([(0, True)] * 20) == ([], [])
 
 
+def nan_skips(attempts):
+    """Where a search is called for; attempts with a finite loss, as whether NaN gradients were skipped."""
+    escalation, searches = Escalation(), []
+    for i, nan_skip in enumerate(attempts):
+        escalation.add(0, loss_is_finite=True, nan_skip=nan_skip)
+        searches += [i] if escalation.take_search() else []
+    return searches
+
+
+def test_nan_that_a_finite_loss_leaves_out_is_searched_at_the_fourth_skip_and_64_later():
+    assert nan_skips([True] * 70) == [3, 67]
+
+
+def test_skips_that_three_halvings_cure_call_for_nothing():
+    assert nan_skips([*[True] * 3, False] * 9) == []
+
+
 def test_a_new_burst_long_after_starts_again():
     burst, between = [(0, False)] * 3, [(0, True)] * 32
     assert called_for([*burst, *between, *burst]) == ([0, 1, 35, 36], [1, 36])

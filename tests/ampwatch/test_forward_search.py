@@ -107,6 +107,37 @@ def test_a_given_mask_does_not_hide_who_overflowed():
     assert (seen["origin"]["module_type"], seen["inputs_finite"]) == ("Attention", True)
 
 
+FULL, LEAST = -math.inf, -65504.0
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([0.0, FULL], True),
+        ([0.0, LEAST, FULL], True),  # two masks of float16's minimum, added up
+        ([0.0, -0.5, FULL], True),  # a bias that falls with distance
+        ([0.0, LEAST], True),
+        ([1.0, 0.0, FULL], False),  # a feature: the logarithm of 0
+        ([-1.0, FULL], False),
+        ([0.0, FULL, math.inf], False),
+        ([0.0, FULL, math.nan], False),
+    ],
+)
+def test_a_mask_is_given_where_the_maximum_is_zero(values, finite):
+    seen = search(nn.Identity(), torch.tensor(values))
+    assert (seen["inputs_finite"], seen["outputs_finite"]) == (finite, finite)
+
+
+def test_minus_infinity_in_what_needs_a_gradient_is_no_mask():
+    seen = search(nn.Identity(), torch.tensor([0.0, FULL], requires_grad=True))
+    assert (seen["inputs_finite"], seen["outputs_finite"]) == (False, False)
+
+
+@pytest.mark.parametrize("empty", [torch.empty(0, 3), torch.tensor([0j, 1j])])
+def test_what_has_no_maximum_is_no_mask(empty):
+    assert search(nn.Identity(), empty)["inputs_finite"] is True
+
+
 def test_scores_masked_by_a_module_of_their_own_are_no_origin():
     class Masked(nn.Module):
         def forward(self, x):
@@ -134,8 +165,8 @@ def test_what_checkpointing_runs_again_does_not_count():
 
 
 def search_size(calls):
-    """One number for the parameters, nine for each of the two tensors of a call."""
-    return 1 + 9 * 2 * calls
+    """One number for the parameters, ten for each of the two tensors of a call."""
+    return 1 + 10 * 2 * calls
 
 
 def passes(model, *inputs):
@@ -177,7 +208,7 @@ def test_passes_of_different_calls_are_kept_apart_up_to_eight():
         forward(model, i, LARGE if i == 5 else FINITE)
         observer.pass_ended()
     assert read(observer)["origin"]["module"] == "5"
-    assert observer.collect().values.numel() == 1 + 8 * 9 * 4
+    assert observer.collect().values.numel() == 1 + 8 * 10 * 4
 
 
 def test_the_memory_of_a_pass_is_bounded():
@@ -186,7 +217,7 @@ def test_the_memory_of_a_pass_is_bounded():
     observer.arm()
     for _ in range(5000):
         model[0](torch.ones(1))
-    assert observer.collect().values.numel() == 1 + 9 * 8192
+    assert observer.collect().values.numel() == 1 + 10 * 8192
 
 
 @pytest.mark.parametrize("before", [True, False])

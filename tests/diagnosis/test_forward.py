@@ -176,6 +176,43 @@ def test_nan_of_small_numbers_alone_proves_no_overflow():
     assert finding.headline.startswith("NaN appears inside blocks.1.attention since step 100")
 
 
+def left_out(search: dict[str, object], softmax: object) -> list[tuple[str, str, int]]:
+    """Skips with a finite loss from attempt 100 on, of which the fifth was searched."""
+    run = Run().clean(100).skip(4).event("forward_search", **(SEARCH | search))
+    run = run.event(
+        "operations", loss={"finite": True, "inputs_finite": False, "float16": []}, softmax=softmax
+    )
+    return [(f.kind, f.severity, f.first_attempt) for f in run.skip(2).findings()]
+
+
+ALL_MASKED = {
+    "module": "blocks.1.attention",
+    "rows": 64,
+    "masked": 3,
+    "overflowed": 0,
+    "infinite": 0,
+    "undefined": 0,
+}
+
+
+def test_nan_that_the_loss_leaves_out_is_named_by_what_makes_it():
+    assert left_out({}, ALL_MASKED) == [("mask_constant", "fatal", 100)]
+    assert left_out({}, ALL_MASKED | {"overflowed": 5, "infinite": 5}) == [("forward_overflow", "fatal", 100)]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"outputs_finite": True, "origin": None},
+        {"origin": ORIGIN | {"output_n_inf": 9, "output_n_nan": 0}},  # actions masked with -inf
+        {"inputs_finite": False},
+        {"parameters_finite": False},
+    ],
+)
+def test_a_finite_loss_of_a_model_that_makes_no_nan_is_not_laid_to_its_forward_pass(search):
+    assert not {"mask_constant", "forward_overflow"} & {kind for kind, *_ in left_out(search, ALL_MASKED)}
+
+
 def test_advice_never_lowers_the_scale():
     said = " ".join(a.text for a in searched().findings()[0].advice)
     assert "Not a cure: a lower loss scale" in said

@@ -137,6 +137,66 @@ def test_it_is_named_from_the_first_batch_on(tmp_path):
     assert above_info(tmp_path) == [("mask_constant", "fatal")]
 
 
+def silent_padding(directory, constant, steps=24):
+    """As `padded`, where padding counts for nothing in the loss, which so stays finite."""
+    model = Masked(constant)
+
+    def loss_at(step):
+        tokens = torch.randint(1, 16, (4, 6), generator=torch.Generator().manual_seed(step))
+        tokens[1] = 0
+        return F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten(), ignore_index=0)
+
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), loss_at, steps=steps)
+
+
+def test_a_mask_is_named_though_the_loss_leaves_its_rows_out(tmp_path):
+    silent_padding(tmp_path, -1e9, steps=7)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step) == ("mask_constant", "fatal", 0)
+    assert finding.evidence[0].text.startswith("6 of 24 rows of scores")
+
+
+def test_padding_that_is_left_out_and_masked_within_float16_is_silent(tmp_path):
+    silent_padding(tmp_path, -1e4)
+    assert above_info(tmp_path) == []
+
+
+class Biased(Masked):
+    """The same with a mask from outside."""
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embedding(tokens)).chunk(3, -1)
+        return self.head((q @ k.mT / 4 + mask.to(q.dtype)).softmax(-1) @ v)
+
+
+def two_masks(directory, least):
+    """A causal and a padding mask are added up outside of the model; from step 9 on padding stands at the left."""
+    model = Biased(least)
+    causal = torch.full((6, 6), least, dtype=torch.float16).triu(1)
+
+    def loss_at(step):
+        tokens = torch.randint(1, 16, (4, 6), generator=torch.Generator().manual_seed(step))
+        tokens[:2, :2] = 0 if step >= 9 else 1
+        empty = (tokens == 0).half() * least
+        mask = causal + empty[:, None] + empty[:, :, None]
+        return F.cross_entropy(model(tokens, mask).flatten(0, 1).float(), tokens.flatten())
+
+    with recorded(directory) as scaler:
+        train(model, scaler(model=model), loss_at, steps=24)
+
+
+def test_masks_of_the_minimum_that_add_up_to_minus_infinity_are_named(tmp_path):
+    two_masks(tmp_path, torch.finfo(torch.float16).min)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_step) == ("mask_constant", "fatal", 9)
+
+
+def test_masks_that_float16_holds_when_added_up_are_silent(tmp_path):
+    two_masks(tmp_path, -1e4)
+    assert above_info(tmp_path) == []
+
+
 @pytest.mark.parametrize(("constant", "start"), [(-1e4, 10), (-1e9, 1000)])
 def test_a_mask_within_float16_or_of_some_keys_is_silent(tmp_path, constant, start):
     padded(tmp_path, constant, all_padding_from=start)
