@@ -1,7 +1,7 @@
 """What a fused optimizer does in its first steps: it must not divide gradients twice, nor apply an overflow.
 
 Such an optimizer divides by the scale and skips in its own kernel; torch tells it by `grad_scale` and `found_inf`
-whether it is to. Of a few elements are compared, before and after a step: gradient, weights, and first moment.
+whether it is to. Of a few elements are compared, before and after a step: gradient, weights, first moment, and state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ FEW: Final = 4  # parameters …
 ELEMENTS: Final = 4096  # … and of each its first elements
 STEPS: Final = 32  # of an optimizer that are looked at: the descent from the initial scale is among them
 MOMENTS: Final = ("exp_avg", "momentum_buffer")
-_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment", "found_inf")
+STATES: Final = 4  # tensors that an optimizer keeps of one parameter
+_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment", "state", "found_inf")
 
 
 class FusedStep:
@@ -41,6 +42,7 @@ class FusedStep:
         self._is_first = not optimizer.state
         self._parameters = list(islice(_with_gradients(optimizer), FEW))
         self._weights = [_part(p).clone() for p in self._parameters]
+        self._state = {at: part.clone() for at, part in self._states().items()}
         self._none = scale.new_zeros(())
         self._before = [scale.clone(), *self._gradients()]
 
@@ -55,6 +57,7 @@ class FusedStep:
                 *self._gradients(),
                 self._largest(moved),
                 self._largest(moments),
+                self._largest(self._state_changes()),
                 self._none if found_inf is None else found_inf,
             ]
         )
@@ -71,6 +74,27 @@ class FusedStep:
         states = [self._optimizer.state.get(p, {}) for p in self._parameters]
         return [
             _part(state[name]) for state in states for name in MOMENTS if isinstance(state.get(name), Tensor)
+        ]
+
+    def _states(self) -> dict[tuple[int, str], Tensor]:
+        """What the optimizer keeps, by parameter and name: copies are compared, as a step may replace the tensors."""
+        kept = ((i, self._optimizer.state.get(p, {})) for i, p in enumerate(self._parameters))
+        return {
+            (i, name): _part(value)
+            for i, state in kept
+            for name, value in islice(state.items(), STATES)
+            if is_plain(value) and value.is_floating_point()
+        }
+
+    def _state_changes(self) -> list[Tensor]:
+        """Of each tensor of the state; a count that was not there before began at 0."""
+        after = self._states()
+        begun = {at: torch.zeros_like(part) for at, part in after.items() if at[1] == "step"}
+        before = begun | self._state
+        return [
+            _moved(after[at], part)
+            for at, part in before.items()
+            if at in after and after[at].shape == part.shape and after[at].device == part.device
         ]
 
 
@@ -112,5 +136,5 @@ def _moved(after: Tensor, before: Tensor) -> Tensor:
 
 def _told(named: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
     told = named | dict(zip(_NAMES, numbers.tolist(), strict=True))
-    overflow_left_a_trace = told["found_inf"] and (told["moved"] != 0 or told["moment"] != 0)
+    overflow_left_a_trace = told["found_inf"] and any(told[n] != 0 for n in ("moved", "moment", "state"))
     return told if named["unscaled"] or overflow_left_a_trace else {}

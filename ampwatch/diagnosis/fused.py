@@ -23,11 +23,14 @@ def fused_optimizer(case: Case) -> Iterator[Finding]:
     yield from _divided_twice(case, steps)
     skipped = [e for e in steps if e.data.get("found_inf")]
     moved = next((e for e in skipped if e.data.get("moved") != 0), None)
+    advanced = next((e for e in skipped if e.data.get("state", 0) != 0), None)
     unfilled = next((e for e in skipped if e.data.get("moved") == 0 != e.data.get("moment", 0)), None)
     if moved is not None:
         yield _moved(case, moved)
     elif unfilled is not None:
         yield _unfilled(case, unfilled)
+    elif advanced is not None:
+        yield _advanced(case, advanced)
     else:
         yield from _applied_overflow(case)
 
@@ -45,6 +48,22 @@ def _moved(case: Case, event: Event) -> Finding:
         evidence=[Evidence(text=text, value=moved, attempt=first.attempt)],
         advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
         confidence=1.0,
+    )
+
+
+def _advanced(case: Case, event: Event) -> Finding:
+    """What an optimizer keeps, a moment or its count of steps, that changed in a step that met inf or NaN."""
+    first = Moment(max(event.attempt, 0), case.step_of(max(event.attempt, 0)))
+    name, change = case.described.optimizer_name(event.data.get("optimizer")), event.data["state"]
+    text = f"found_inf was 1, and what it keeps of its parameters changed by up to {change:.3g} in that step."
+    return case.finding(
+        "fused_optimizer",
+        "fatal",
+        texts.HEADLINES["fused_optimizer.state"].format(first=texts.at(first), optimizer=name),
+        first=first,
+        evidence=[Evidence(text=text, value=change, attempt=first.attempt)],
+        advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
+        confidence=0.9,
     )
 
 

@@ -14,6 +14,7 @@ from .moments import Moment
 GAPS: Final = 4  # equal ones in a row
 GAPS_OF_LARGE: Final = 3  # … if the loss of each skip stands out
 AFTER_GROWTH: Final = 3  # attempts by which a period is longer than the growth interval; a probe comes sooner
+AFTER_GROWTH_OF_LARGE: Final = 2  # … a probe at once; of losses that stand out no later one is taken for it
 
 
 class Periodic(NamedTuple):
@@ -66,7 +67,9 @@ def _period(skips: Sequence[_Skip], interval: int) -> Periodic | None:
     for gaps in (GAPS, GAPS_OF_LARGE):
         row = list(skips)[-gaps - 1 :]
         apart = {b.at.attempt - a.at.attempt for a, b in pairwise(row)}
-        proves = gaps == GAPS or all(skip.is_large for skip in row)
-        if len(row) > gaps and len(apart) == 1 and proves and min(apart) >= interval + AFTER_GROWTH:
+        are_large = all(skip.is_large for skip in row)
+        longest_probe = interval + (AFTER_GROWTH_OF_LARGE if are_large else AFTER_GROWTH) - 1
+        proves = gaps == GAPS or are_large
+        if len(row) > gaps and len(apart) == 1 and proves and min(apart) > longest_probe:
             return Periodic(row[0].at, apart.pop(), len(row), row[-1].at)
     return None

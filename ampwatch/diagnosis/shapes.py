@@ -159,6 +159,7 @@ class _FusedStep(TypedDict, total=False):
     unscaled: bool
     found_inf: float
     moment: float
+    state: float
 
 
 class _LocalGradients(TypedDict, total=False):

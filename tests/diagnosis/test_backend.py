@@ -101,3 +101,14 @@ STEP = {
 def test_a_step_whose_traces_are_a_scale_too_small(name: str, value: float, kinds: list[str]):
     run = Run().event("fused_step", **(STEP | {name: value})).clean(5)
     assert [f.kind for f in run.findings()] == kinds
+
+
+@pytest.mark.parametrize(
+    ("found_inf", "state", "told"),
+    [(1.0, 1.0, 1.0), (1.0, 0.0, None), (0.0, 1.0, None), (1.0, math.nan, math.nan)],
+)
+def test_a_state_that_changes_in_a_step_to_be_skipped(found_inf: float, state: float, told: float | None):
+    step = STEP | {"unscaled": False, "found_inf": found_inf, "moved": 0.0, "moment": 0.0, "state": state}
+    found = Run().event("fused_step", **step).clean(5).findings()
+    values = [(f.kind, f.severity, f.first_attempt, str(f.evidence[0].value)) for f in found]
+    assert values == ([] if told is None else [("fused_optimizer", "fatal", 0, str(told))])

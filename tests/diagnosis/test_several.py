@@ -72,6 +72,22 @@ def test_three_periods_are_enough_of_losses_that_stand_out():
     assert [[f.kind for f in each if f.severity != "info"] for each in found] == [[], ["many_optimizers"]]
 
 
+@pytest.mark.parametrize(
+    ("gap", "loss", "kinds"),
+    [
+        (10, 40.0, ["many_optimizers"]),  # a period of 10 over an interval of 8
+        (10, 1.0, []),  # a probe an attempt late
+        (9, 40.0, []),  # where each probe comes
+        (10, 3.9, []),  # below 4 times the median before
+    ],
+)
+def test_a_period_just_longer_than_the_growth_interval_counts_where_each_loss_stands_out(
+    gap: int, loss: float, kinds: list[str]
+):
+    found = periodic([gap] * 14, loss=loss).findings()
+    assert [(f.kind, f.first_attempt) for f in found if f.severity != "info"] == [(k, 40) for k in kinds]
+
+
 def test_the_skip_under_way_counts():
     run = periodic([16] * 4).skip(1)
     assert [f.kind for f in run.findings() if f.severity != "info"] == ["many_optimizers"]

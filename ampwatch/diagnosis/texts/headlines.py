@@ -143,6 +143,10 @@ HEADLINES: Final = {
         "{optimizer} took a step at {first} with gradients that were not finite, although it was to be skipped. The weights "
         "do not recover by themselves."
     ),
+    "fused_optimizer.state": (
+        "{optimizer} took up gradients that were not finite into its state at {first}, although the step was to be skipped. "
+        "Later steps use that state."
+    ),
     "fused_optimizer.unfilled": (
         "The first step of {optimizer}, at {first}, was skipped, and left a momentum buffer of uninitialised memory. It is "
         "applied with the next step that is taken, and the weights do not recover by themselves."
