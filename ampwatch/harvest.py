@@ -26,6 +26,7 @@ from .outcome import (
     AT,
     Attempt,
     Outcome,
+    accumulated_data,
     applied_nonfinite,
     bits,
     by_optimizer,
@@ -290,6 +291,8 @@ class Harvester:
             yield "calls", {"order": attempt.order}
         if outcome.skipped:
             yield "skip", skip_data(outcome, row)
+        if seen := accumulated_data(attempt, outcome):
+            yield "accumulated", seen
         if change := change_of(attempt, outcome):
             yield change, {"scale": outcome.scale, "scale_after": outcome.scale_after}
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .hooks import is_plain, local, magnitude
 from .losses import Losses
 from .outcome import Unscaled
 from .registry import lrs_of, step_of
-from .tripwires import Residue
+from .tripwires import RESIDUE, Residue
 
 
 @dataclass
@@ -34,14 +36,23 @@ class Measures:
     counts: dict[int, Tensor] = field(default_factory=dict)  # and the step it stands at
     _accumulations: dict[int, int] = field(default_factory=dict)
     _residues: dict[int, Residue] = field(default_factory=dict)
+    _raw: dict[int, Tensor] = field(default_factory=dict)
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter."""
         self._residues.setdefault(optimizer, Residue()).begin(parameter)
 
-    def accumulated(self, optimizer: int) -> None:
+    def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
         self._accumulations[optimizer] = self._accumulations.get(optimizer, 0) + 1
+        if optimizer not in self.gradients:  # of a GAN the critic may be unscaled by now
+            self._look(optimizer, parameter)
+
+    def _look(self, optimizer: int, parameter: Tensor) -> None:
+        grad = None if parameter.grad is None else local(parameter.grad)
+        if grad is not None and is_plain(grad) and grad.layout is torch.strided:
+            with torch.no_grad():
+                self._raw[optimizer] = magnitude(grad.flatten()[:RESIDUE])
 
     def stepping(self, index: int, optimizer: Optimizer) -> None:
         """Note the learning rates that the step is taken with."""
@@ -55,6 +66,13 @@ class Measures:
     def left_in(self, optimizer: int) -> Tensor | None:
         """Whether anything was left in its gradients when the window began; None where they were cleared."""
         return self._residues[optimizer].found if optimizer in self._residues else None
+
+    def raw_in(self, optimizer: int) -> Tensor | None:
+        """Largest magnitude in its first gradient as backward left it, before the loop could change it; None if unseen.
+
+        Of some elements, a scalar on their device; NaN where one is NaN.
+        """
+        return self._raw.get(optimizer)
 
     def micro_batches_of(self, optimizers: Sequence[int]) -> int:
         """Accumulations into one parameter of the first of them that had any; -1 where that is not known."""
@@ -77,7 +95,8 @@ class Measures:
         loss = self.losses.mean()
         loss = before if loss is None else loss  # in its place, and not read
         left = [flag for i in found if (flag := self.left_in(i)) is not None]
-        return [before, after, tracker, loss, *found.values(), *left, *self.counts.values()]
+        raw = [largest for i in found if (largest := self.raw_in(i)) is not None]
+        return [before, after, tracker, loss, *found.values(), *left, *raw, *self.counts.values()]
 
     def rows(self) -> list[Tensor]:
         """The statistics of all optimizers."""

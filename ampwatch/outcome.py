@@ -36,8 +36,9 @@ class Unscaled:
 @dataclass(frozen=True)
 class Attempt:
     """What only the host knows of an attempt. Its numbers are scale, scale_after, growth_tracker, loss, found_inf of
-    each optimizer of `found`, whether a gradient was left over of each of `residues`, the step that each of `counted`
-    stands at, then of each of `unscaled` the statistics without the histogram, tensors × SCALARS.
+    each optimizer of `found`, whether a gradient was left over of each of `residues`, the largest magnitude that backward
+    left in a gradient of each of `raw`, the step that each of `counted` stands at, then of each of `unscaled` the
+    statistics without the histogram, tensors × SCALARS.
     """
 
     attempt: int
@@ -52,6 +53,7 @@ class Attempt:
     unscaled: list[Unscaled]
     manual: bool  # update() was given a new scale
     residues: list[int] = field(default_factory=list)
+    raw: list[int] = field(default_factory=list)
     micro_batches: int = -1
     updates: int = -1  # of its scaler, since the attempt before in its stream
     counted: list[int] = field(default_factory=list)
@@ -71,6 +73,7 @@ class Outcome:
     loss: float
     skipped: list[int]
     residue: bool
+    raw: dict[int, float]  # by optimizer
     counts: dict[int, float]  # state["step"] of an optimizer
     ids: npt.NDArray[np.int64]
     columns: Numbers  # (SCALARS, tensors)
@@ -96,7 +99,8 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     """Tell the numbers of an attempt apart."""
     middle = 4 + len(attempt.found)
     left = middle + len(attempt.residues)
-    head = left + len(attempt.counted)
+    seen = left + len(attempt.raw)
+    head = seen + len(attempt.counted)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
     return Outcome(
@@ -106,7 +110,8 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
         loss=loss if attempt.has_loss else MISSING,
         skipped=[i for i, found in zip(attempt.found, numbers[4:middle], strict=True) if found > 0],
         residue=bool(numbers[middle:left].any()),
-        counts=dict(zip(attempt.counted, numbers[left:head].tolist(), strict=True)),
+        raw=dict(zip(attempt.raw, numbers[left:seen].tolist(), strict=True)),
+        counts=dict(zip(attempt.counted, numbers[seen:head].tolist(), strict=True)),
         ids=ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else np.empty(0, np.int64),
         columns=np.ascontiguousarray(numbers[head:].reshape(-1, len(SCALARS)).T),
     )
@@ -187,6 +192,21 @@ def _unscales_finitely(largest: np.float64, scale: float, fused: bool) -> bool:
         if fused:
             return bool(np.isfinite(np.float32(largest) / np.float32(scale)))
         return bool(np.isfinite(np.float32(largest) * np.float32(1.0 / np.float64(scale))))
+
+
+def accumulated_data(attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
+    """Data of the `accumulated` event; empty where the look tells nothing.
+
+    It does where gradients that are finite as they are unscaled were not as backward left them, or were, of a loss that
+    is not finite.
+    """
+    if outcome.skipped or not outcome.raw or not len(outcome.ids) or outcome.n_nonfinite.any():
+        return {}
+    unscaled = {its.optimizer for its in attempt.unscaled if len(its.tensors)}
+    looked = [i for i in outcome.raw if i in unscaled]
+    broken = [i for i in looked if not np.isfinite(outcome.raw[i])]
+    is_told = broken or (looked and attempt.has_loss and not np.isfinite(outcome.loss))
+    return {"optimizers": looked, "nonfinite": broken} if is_told else {}
 
 
 def skip_data(outcome: Outcome, row: dict[str, Any]) -> dict[str, Any]:

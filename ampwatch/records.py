@@ -106,6 +106,7 @@ EVENT_TYPES: Final = frozenset(
         "tensors",
         "origin",
         "autocast",
+        "accumulated",
         "backward_order",
         "loss_dtype",
         "growth",

@@ -191,7 +191,7 @@ class Watch(Unwatched):
         if optimizer in self._harvester.origins.clean:
             self._by_hand.accumulated(optimizer, parameter)
         self._protocol.accumulated(optimizer)
-        self._measured.accumulated(optimizer)
+        self._measured.accumulated(optimizer, parameter)
 
     def stepped(self, optimizer: int, itself: Optimizer) -> None:
         """An optimizer has stepped, inside `scaler.step()` or not."""
@@ -400,6 +400,7 @@ class Watch(Unwatched):
             unscaled=[gradients.unscaled for gradients in measured.gradients.values()],
             manual=noted.manual,
             residues=[i for i in found if measured.left_in(i) is not None],
+            raw=[i for i in found if measured.raw_in(i) is not None],
             micro_batches=measured.micro_batches_of(found),
             updates=self._dispatch.since_last(),
             counted=list(measured.counts),

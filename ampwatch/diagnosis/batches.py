@@ -14,6 +14,7 @@ from .episodes import Episode
 from .evidence import loss_before
 from .findings import Advice, Evidence, Finding
 from .forward import what_is_known
+from .gradients import looks_at_raw
 from .located import looked_in_vain, seen_in
 from .moments import Moment
 
@@ -60,7 +61,13 @@ def _finding(case: Case, isolated: Sequence[Episode]) -> Finding:
         headline,
         first=first,
         last=_moment(last),
-        evidence=[*_logged(isolated), *where, *loss_before(isolated[0]), *_again(isolated)],
+        evidence=[
+            *_logged(isolated),
+            *_kept_finite(case, unskipped),
+            *where,
+            *loss_before(isolated[0]),
+            *_again(isolated),
+        ],
         advice=[*texts.ADVICE["bad_batch.known" if "batch" in pattern.words else "bad_batch"], *advice],
         confidence=pattern.confidence,
         state="recovered" if last.closed else "open",
@@ -123,6 +130,15 @@ def _logged(isolated: Sequence[Episode]) -> list[Evidence]:
         return []
     named = ", ".join(f"{e.batch:g} at {texts.at(_moment(e))}" for e in known[:8])
     return [Evidence(text=f"Batches: {named}.", attempt=_moment(known[0]).attempt)]
+
+
+def _kept_finite(case: Case, unskipped: bool) -> list[Evidence]:
+    """What is known of gradients that are finite although the loss is NaN."""
+    seen = case.stream.habits.cleaned
+    if not unskipped or seen.first is None:
+        return []
+    text = texts.KEPT_FINITE["whole" if looks_at_raw(case) else "unknown"]
+    return [Evidence(text=text, attempt=seen.first.attempt)]
 
 
 def _again(isolated: Sequence[Episode]) -> list[Evidence]:

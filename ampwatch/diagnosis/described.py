@@ -66,6 +66,7 @@ class Described:
     autocasts: dict[str, Event] = field(default_factory=dict)
     loss_dtypes: Latest = field(default_factory=Latest)
     call_faults: Kept = field(default_factory=Kept)
+    accumulated: Kept = field(default_factory=Kept)
     finite_checks: Kept = field(default_factory=Kept)
     searches: Kept = field(default_factory=Kept)
     operations: Kept = field(default_factory=Kept)
@@ -111,6 +112,8 @@ class Described:
                     self.loss_dtypes.put(event.stream, event.time, event.data.get("dtype"))
                 case "call_fault":
                     self.call_faults.add(event)
+                case "accumulated":
+                    self.accumulated.add(event)
                 case "finite_check":
                     self.finite_checks.add(event)
                     self._add_reach(event)

@@ -8,13 +8,17 @@ from typing import Final
 
 import numpy as np
 
+from ampwatch.records import Event
+
 from . import texts
 from .case import Case
 from .findings import Evidence, Finding
 from .habits import Comparison, Seen
+from .moments import Moment
 
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
+REPEATED: Final = 2  # a loss that is NaN once may be a mean over nothing, whose gradient is 0
 WINDOWS: Final = 3  # of another length than usual
 ENOUGH: Final = 6  # … and from as many on chance is small
 SUM_LEAST, SUM_LEAST_OF_FEW, SUM_HIGH = (
@@ -54,8 +58,11 @@ def clip_scaled(case: Case) -> Iterator[Finding]:
 def cleaned_gradients(case: Case) -> Iterator[Finding]:
     """Something makes numbers of inf and NaN between backward and unscale_."""
     habits, hooks = case.stream.habits, hooks_on(case)
+    looks = looks_at_raw(case)
+    seen_whole = not hooks and any(not event.data.get("nonfinite") for event in looks)
     told = [
-        ("cleaned", habits.cleaned, 1),
+        ("raw", _seen_broken(looks), 1),
+        ("cleaned", habits.cleaned, 1 if hooks else math.inf if seen_whole else REPEATED),
         ("saturated", habits.saturated, SATURATIONS),
         ("saturated", habits.at_limit, SATURATIONS if hooks or habits.infinite.count else math.inf),
         ("unhurt", habits.unhurt, 1 if hooks else math.inf),
@@ -70,8 +77,19 @@ def cleaned_gradients(case: Case) -> Iterator[Finding]:
         first=seen.first,
         evidence=[_count(seen, texts.CLEANED[how]), *hooks],
         advice=texts.ADVICE["cleaned_gradients"],
-        confidence=0.95 if how == "cleaned" else 0.8,
+        confidence=0.95 if how in ("raw", "cleaned") else 0.8,
     )
+
+
+def looks_at_raw(case: Case) -> list[Event]:
+    """What was seen of this stream's gradients as backward left them, behind hooks on parameters."""
+    return [event for event in case.described.accumulated.events if event.stream == case.index]
+
+
+def _seen_broken(looks: Sequence[Event]) -> Seen:
+    """The attempts in which they were not finite, and what was unscaled was."""
+    broken = [Moment(event.attempt, event.step) for event in looks if event.data.get("nonfinite")]
+    return Seen(len(broken), first=broken[0], last=broken[-1]) if broken else Seen()
 
 
 def _is_poisoned(case: Case, attempt: int) -> bool:

@@ -16,8 +16,9 @@ from .rows import Rows
 LEAST_SCALE: Final = 128.0  # below it a jump of that size may have another reason
 KEPT, ENOUGH = 16, 8  # norms before the jump, and how many of them are wanted
 LASTING: Final = 5  # attempts
-NEAR: Final = 2.0  # a factor, of the first attempt; the square of it of those behind
-STEEP: Final = LEAST_SCALE / NEAR**2  # from one attempt to the next, below which nothing needs a closer look
+NEAR: Final = 2.0  # a factor, of the first attempt; twice that of those behind
+NOISE: Final = 4.0  # a factor that norms before may vary by, and a first one that is smaller with them
+STEEP: Final = LEAST_SCALE / NOISE**2  # from one attempt to the next, below which nothing needs a closer look
 
 
 class Jumped(NamedTuple):
@@ -66,14 +67,14 @@ class Jump:
     def _add(self, row: Any) -> None:
         if self.pending is None and len(self.before) >= ENOUGH:
             self.usual = median(n for n, _ in self.before), median(x for _, x in self.before)
-            self.pending, self.count = self._jump(row, NEAR), 0
+            self.pending, self.count = self._jump(row, NEAR, self._noise), 0
         if self.pending is not None:
             self._follow(row, self.pending)
         if self.pending is None:
             self.before.append((float(row["norm"]), float(row["loss"])))
 
     def _follow(self, row: Any, pending: Jumped) -> None:
-        now = self._jump(row, NEAR**2)
+        now = self._jump(row, NEAR**2, NEAR * self._noise)
         if now is None or now.way != pending.way:
             self.pending = None
             return
@@ -81,7 +82,13 @@ class Jump:
         if self.count >= LASTING:
             self.found = pending
 
-    def _jump(self, row: Any, near: float) -> Jumped | None:
+    @property
+    def _noise(self) -> float:
+        """The factor by which norms before were off the usual one, within bounds: a first small one may be as well."""
+        norms, usual = [n for n, _ in self.before], self.usual[0]
+        return min(max(NEAR, max(norms) / usual, usual / min(norms)), NOISE)
+
+    def _jump(self, row: Any, near: float, noise: float) -> Jumped | None:
         """Larger by S as the loss is; or smaller by S, whatever the loss is."""
         scale, ratio = float(row["scale"]), float(row["norm"]) / self.usual[0]
         if scale < LEAST_SCALE:
@@ -89,4 +96,4 @@ class Jump:
         loss, expected = float(row["loss"]), self.usual[1] * scale
         if 1 / near <= ratio / scale <= near and expected and 1 / near <= loss / expected <= near:
             return Jumped(moment_of(row), "times", scale, ratio)
-        return Jumped(moment_of(row), "by", scale, ratio) if 1 / near <= ratio * scale <= near else None
+        return Jumped(moment_of(row), "by", scale, ratio) if 1 / noise <= ratio * scale <= noise else None

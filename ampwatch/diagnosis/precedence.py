@@ -77,7 +77,7 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "missing_scaler": _ALL,
     "call_order": _ALL | _TOUCHED | {"scaler_bypassed"},
     "scaler_bypassed": _ALL | _TOUCHED,
-    "clip_scaled": _ALL,
+    "clip_scaled": _ALL | {"cleaned_gradients"},
     "grads_not_cleared": _ALL,
     "cleaned_gradients": _ALL | {"norm_overflow"},
     "fused_optimizer": _ALL,
@@ -112,6 +112,7 @@ _DETAILED: Final = frozenset({"call_order", "scaler_bypassed", "no_gradients"})
 """Kinds that say different things of a stream."""
 _SLACK: Final = {
     "grads_not_cleared": 2,
+    "cleaned_gradients": 1,
     "rank_disagreement": 1,
     "rank_fault": 1,
     "call_order": 2,

@@ -162,6 +162,11 @@ class _FusedStep(TypedDict, total=False):
     state: float
 
 
+class _Accumulated(TypedDict, total=False):
+    optimizers: list[int]
+    nonfinite: list[int]
+
+
 class _LocalGradients(TypedDict, total=False):
     tensors: list[int]
     nonfinite: list[int]
@@ -235,6 +240,7 @@ SHAPES: Final[dict[str, Any]] = {
     "operations": _Operations,
     "float32_check": _Float32Check,
     "fused_step": _FusedStep,
+    "accumulated": _Accumulated,
     "local_gradients": _LocalGradients,
     "replicas": _Replicas,
     "sparse_overflow": _SparseOverflow,

@@ -35,7 +35,7 @@ class Run:
         self.number += 1
         unscaled = [Unscaled(0, TENSORS, fused=False)]
         attempt = Attempt(self.number, 0, 0, 1.0, [], 1, True, [0], [0], unscaled, False)
-        outcome = Outcome(1.0, 1.0, 0, loss, [], False, {}, TENSORS, columns(**broken))
+        outcome = Outcome(1.0, 1.0, 0, loss, [], False, {}, {}, TENSORS, columns(**broken))
         wanted = self.autopsies.add(attempt, outcome, {"loss": loss, "norm": norm})
         return {w.attempt.attempt: w.only if w.only is None else w.only.tolist() for w in wanted}
 

@@ -15,7 +15,7 @@ def test_any_number_of_optimizers_and_groups_fits_into_a_batch_beside_what_is_lo
     rates: dict[int, list[float | None]] = {i: [0.1] * 1000 for i in MANY}
     attempt = Attempt(0, 0, 0, 1.0, [], 1, True, [*MANY], [*MANY], unscaled, False, lrs=rates)
     statistics = np.zeros((len(SCALARS), 1000))
-    outcome = Outcome(1.0, 1.0, 0, 1.0, [], False, dict.fromkeys(MANY, 1.0), np.array(MANY), statistics)
+    outcome = Outcome(1.0, 1.0, 0, 1.0, [], False, {}, dict.fromkeys(MANY, 1.0), np.array(MANY), statistics)
     columns = by_optimizer(attempt, outcome)
     assert (columns["optimizer.0.lr.31"], "optimizer.0.lr.32" in columns) == (0.1, False)
     assert all(map(is_added, columns))

@@ -65,11 +65,36 @@ def test_what_stays_after_a_skip_is_the_cause_of_the_skips_behind_it():
     assert run.kinds() == [("grads_not_cleared", "error", "open")]
 
 
-def test_a_loss_that_is_not_finite_with_finite_gradients():
+def with_nan_losses(times: int, **looked: list[int]) -> Run:
+    """Losses that are NaN while every gradient is finite, at attempt 20, 22 …; and what was seen of gradients there."""
     run = Run().clean(20)
-    run._row(math.nan, 0.0, run.scale, found_inf=0, n_inf=0)
-    (finding,) = run.findings()
-    assert (finding.kind, finding.severity, finding.first_attempt) == ("cleaned_gradients", "error", 20)
+    for _ in range(times):
+        if looked:
+            run.event("accumulated", optimizers=[0], **looked)
+        run._row(math.nan, 0.0, run.scale, found_inf=0, n_inf=0)
+        run.clean(1)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("times", "looked", "expected"),
+    [
+        (1, {}, ("bad_batch", "warning", 20)),  # it may be a mean over nothing
+        (2, {}, ("cleaned_gradients", "error", 20)),
+        (1, {"nonfinite": [0]}, ("cleaned_gradients", "error", 20)),
+        (1, {"nonfinite": []}, ("bad_batch", "warning", 20)),
+        (2, {"nonfinite": []}, ("bad_batch", "warning", 20)),
+    ],
+)
+def test_a_loss_that_is_nan_with_finite_gradients(times, looked, expected):
+    (finding,) = with_nan_losses(times, **looked).findings()
+    assert (finding.kind, finding.severity, finding.first_attempt) == expected
+
+
+def test_what_cannot_be_told_is_said():
+    unknown, whole = (with_nan_losses(1, **looked).findings()[0] for looked in ({}, {"nonfinite": []}))
+    assert "The data cannot tell" in unknown.evidence[0].text
+    assert "nothing has cleaned it" in whole.evidence[0].text
 
 
 @pytest.mark.parametrize(

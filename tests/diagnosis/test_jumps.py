@@ -31,3 +31,25 @@ def test_a_loss_of_zero_is_no_measure() -> None:
     rows["norm"][20:] = 1024.0
     jump.fold(rows)
     assert jump.found is None
+
+
+@pytest.mark.parametrize(("least", "is_found"), [(0.3, True), (1.0, False)])
+def test_a_fall_by_the_scale_is_as_noisy_as_the_norms_before_it(least: float, is_found: bool) -> None:
+    """The first norm behind it is 1/1024 of three times the usual one."""
+    rows, jump = steps(), Jump()
+    rows["norm"][1:20:4] = least
+    rows["norm"][20:] = 1 / 1024
+    rows["norm"][20] = 3 / 1024
+    jump.fold(rows)
+    assert (jump.found is not None) == is_found
+    if jump.found is not None:
+        assert (jump.found.since.attempt, jump.found.way, jump.found.ratio) == (20, "by", 3 / 1024)
+
+
+def test_a_fall_by_something_else_than_the_scale_is_none() -> None:
+    """Norms before vary by a factor of 4, and those behind it are 16 times what division by the scale leaves."""
+    rows, jump = steps(), Jump()
+    rows["norm"][1:20:4] = 0.25
+    rows["norm"][20:] = 16 / 1024
+    jump.fold(rows)
+    assert jump.found is None

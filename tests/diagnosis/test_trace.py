@@ -100,11 +100,14 @@ def test_a_loss_that_is_nan(tmp_path):
     assert kinds(path) == [("nonfinite_forward", "fatal")]
 
 
-def test_what_was_cleaned_shows_in_a_trace(tmp_path):
+@pytest.mark.parametrize(
+    ("times", "expected"), [(1, [("bad_batch", "warning")]), (2, [("cleaned_gradients", "error")])]
+)
+def test_what_was_cleaned_shows_in_a_trace_when_it_comes_again(tmp_path, times, expected):
     names = "attempt scale found_inf loss grad_norm"
-    losses = [1.0] * 20 + ["nan"] + [1.0] * 5
+    losses = [1.0] * 20 + ["nan", 1.0] * times + [1.0] * (6 - 2 * times)
     path = csv_of(tmp_path, list(range(26)), [1024] * 26, [0] * 26, losses, [0.5] * 26, names=names)
-    assert kinds(path) == [("cleaned_gradients", "error")]
+    assert kinds(path) == expected
 
 
 def test_batches_are_named_by_a_trace(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loops import Transformer, above_info, half, mlp, recorded, regression, told, worse_than_info
+from loops import Transformer, above_info, features, half, mlp, recorded, regression, told, worse_than_info
 from torch import nn
 
 import ampwatch
@@ -76,6 +76,36 @@ def test_nan_made_zero_is_told_at_once(tmp_path):
     )
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.first_attempt) == ("cleaned_gradients", "error", 7)
+
+
+def test_a_mean_over_no_target_is_not_called_cleaned(tmp_path):
+    """0 / 0, and gradients of 0, at three steps."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with recorded(tmp_path) as make:
+        scaler = make(model=model, init_scale=2.0**10)
+        for step in range(40):
+            targets = torch.full((32,), -100 if step in (9, 20, 34) else step % 4)
+            optimizer.zero_grad()
+            with half():
+                loss = nn.functional.cross_entropy(model(features(step)).float(), targets)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("bad_batch", "warning", 9)
+
+
+def test_inf_made_zero_is_told_though_the_loss_is_finite_and_no_gradient_ever_was_another(tmp_path):
+    loop(tmp_path, cleaning, loss_factor=lambda _: 1e6, steps=30, init_scale=2.0**30)
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("cleaned_gradients", "error", 1)
+    assert finding.evidence[0].text.startswith("A gradient was inf or NaN as backward left it, and finite")
+
+
+def test_cleaning_that_meets_nothing_is_silent(tmp_path):
+    loop(tmp_path, cleaning, steps=30, init_scale=2.0**10)
+    assert above_info(tmp_path) == []
 
 
 def test_hooks_are_evidence(tmp_path):

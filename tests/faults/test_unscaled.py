@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_and_not_stepped_is_a_bad_batch(tmp_path):
             loss.backward()
             ampwatch.log(loss=torch.nan if step == 12 else loss)
             optimizer.step()
-    assert above_info(tmp_path) == [("cleaned_gradients", "error")]
+    assert above_info(tmp_path) == [("bad_batch", "warning")]
 
 
 def test_a_learning_rate_far_too_high_is_a_divergence(tmp_path):

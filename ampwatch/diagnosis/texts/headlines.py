@@ -372,9 +372,14 @@ WHY_NONE: Final = {
 }
 
 CLEANED: Final = {
+    "raw": "A gradient was inf or NaN as backward left it, and finite as it was unscaled.",
     "cleaned": "The loss is NaN, and every gradient is finite.",
     "unhurt": "The loss is infinite, and every gradient is finite.",
     "saturated": "The largest gradient is the largest number of its dtype, which is what nan_to_num and clamp make of inf.",
+}
+KEPT_FINITE: Final = {
+    "whole": "The gradient that was looked at as backward left it was finite, so nothing has cleaned it: this loss is made of nothing, as a mean over no target is.",
+    "unknown": "Its gradients are finite. The data cannot tell whether backward made them so, as of a mean over no target, or whether the loop cleaned them; the recorded gradients of the next such attempt would.",
 }
 LEFT_OVER: Final = "A gradient was neither None nor zero as the first backward pass of the attempt began."
 NOT_CLEARED: Final = {

@@ -9,7 +9,7 @@ import { place } from "./places.js";
 import { notice, problemNotice } from "./shell.js";
 
 const PAGE = 100;
-const TYPES = ["skip", "growth", "backoff", "set", "restored", "call_fault", "finite_check", "forward_search", "operations", "local_gradients", "check", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "fault", "dropped", "heartbeat", "finish"];
+const TYPES = ["skip", "growth", "backoff", "set", "restored", "call_fault", "finite_check", "forward_search", "operations", "accumulated", "local_gradients", "check", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "fault", "dropped", "heartbeat", "finish"];
 const COLUMNS = ["Step", "Attempt", "Event", "Scale", "Details"];
 
 let items = [];
@@ -76,6 +76,7 @@ const DETAILS = {
   finite_check: (d) => (d.parameters.count + d.buffers.count === 0 ? "all finite" : `${nonfinite(d.parameters, "parameter")}, ${nonfinite(d.buffers, "buffer")}`),
   forward_search: (d) => (d.origin ? `began in ${d.origin.module} (${d.origin.module_type})` : "no module found"),
   operations: (d) => [softmax(d.softmax), d.loss.float16.length > 0 && `float16 on the way to the loss: ${d.loss.float16.join(", ")}`].filter(Boolean).join("; ") || "nothing of note",
+  accumulated: (d) => (d.nonfinite.length > 0 ? `not finite as backward left it: optimizer ${d.nonfinite.join(", ")}` : "finite as backward left it, although the loss is not"),
   local_gradients: (d) => `${count(d.nonfinite.length)} of ${plural(d.tensors.length, "tensor")} not finite on this rank`,
   check: (d) => `${d.class}, ${plural(d.trainable, "trainable parameter")}, ${count(d.with_grad)} with a gradient`,
   heartbeat: () => "",
