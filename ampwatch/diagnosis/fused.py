@@ -15,6 +15,8 @@ from .moments import Moment
 LARGE_SCALE: Final = 256.0  # from which on a division by it cannot be mistaken for a first moment of 0.01 g
 EXACT: Final = 0.01  # relative
 
+_CHANGED: Final = {"moved": "weights", "state": "what it keeps of its parameters"}
+
 
 def fused_optimizer(case: Case) -> Iterator[Finding]:
     """An overflow that was applied or that left a moment of nothing, or gradients that were divided by the scale twice."""
@@ -26,44 +28,28 @@ def fused_optimizer(case: Case) -> Iterator[Finding]:
     advanced = next((e for e in skipped if e.data.get("state", 0) != 0), None)
     unfilled = next((e for e in skipped if e.data.get("moved") == 0 != e.data.get("moment", 0)), None)
     if moved is not None:
-        yield _moved(case, moved)
+        yield _changed(case, moved, "moved", 1.0)
     elif unfilled is not None:
         yield _unfilled(case, unfilled)
     elif advanced is not None:
-        yield _advanced(case, advanced)
+        yield _changed(case, advanced, "state", 0.9)
     else:
         yield from _applied_overflow(case)
 
 
-def _moved(case: Case, event: Event) -> Finding:
-    """Weights that changed in a step that met inf or NaN."""
+def _changed(case: Case, event: Event, what: str, sure: float) -> Finding:
+    """Weights (`moved`), or what an optimizer keeps (`state`), that changed in a step that met inf or NaN."""
     first = Moment(max(event.attempt, 0), case.step_of(max(event.attempt, 0)))
-    name, moved = case.described.optimizer_name(event.data.get("optimizer")), event.data["moved"]
-    text = f"found_inf was 1, and weights changed by up to {moved:.3g} in that step."
+    name, change = case.described.optimizer_name(event.data.get("optimizer")), event.data[what]
+    text = f"found_inf was 1, and {_CHANGED[what]} changed by up to {change:.3g} in that step."
     return case.finding(
         "fused_optimizer",
         "fatal",
-        texts.HEADLINES["fused_optimizer.moved"].format(first=texts.at(first), optimizer=name),
-        first=first,
-        evidence=[Evidence(text=text, value=moved, attempt=first.attempt)],
-        advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
-        confidence=1.0,
-    )
-
-
-def _advanced(case: Case, event: Event) -> Finding:
-    """What an optimizer keeps, a moment or its count of steps, that changed in a step that met inf or NaN."""
-    first = Moment(max(event.attempt, 0), case.step_of(max(event.attempt, 0)))
-    name, change = case.described.optimizer_name(event.data.get("optimizer")), event.data["state"]
-    text = f"found_inf was 1, and what it keeps of its parameters changed by up to {change:.3g} in that step."
-    return case.finding(
-        "fused_optimizer",
-        "fatal",
-        texts.HEADLINES["fused_optimizer.state"].format(first=texts.at(first), optimizer=name),
+        texts.HEADLINES[f"fused_optimizer.{what}"].format(first=texts.at(first), optimizer=name),
         first=first,
         evidence=[Evidence(text=text, value=change, attempt=first.attempt)],
         advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
-        confidence=0.9,
+        confidence=sure,
     )
 
 
