@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from . import problems
 from .api import describe
+from .compression import Compression
 from .diagnoser import Engine, windowed
 from .logs import RequestLog
 from .routes import admin, batches, compare, exports, figures, live, ops, pages, replay, runs, series
@@ -53,6 +54,7 @@ def create_app(settings: Settings, engine: Callable[[], Engine] = windowed) -> F
     )
     app.state.service = service
     problems.install(app)
+    app.add_middleware(Compression)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(RequestLog)
     for module in (runs, batches, series, figures, compare, exports, replay, live, admin):

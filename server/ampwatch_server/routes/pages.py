@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from starlette.datastructures import Headers
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
@@ -125,7 +124,7 @@ def asset(name: str, request: Request) -> Response:
         raise Problem(404, f"there is no asset {name!r}")
     path = _ASSETS[name]
     response = FileResponse(path, headers=_DAY, stat_result=path.stat())
-    if response.headers["etag"] == Headers(scope=request.scope).get("if-none-match"):
+    if response.headers["etag"] == request.headers.get("if-none-match", "").removeprefix("W/"):
         return NotModifiedResponse(response.headers)
     return response
 
