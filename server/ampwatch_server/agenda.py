@@ -47,11 +47,13 @@ class Look(NamedTuple):
         run.
         news: the batches; of each producer in sequence.
         at_all: look for what nobody has told of, too.
+        is_followed: more of the run waits for a look already, and this one is not at trouble.
     """
 
     run: str
     news: list[New]
     at_all: bool = False
+    is_followed: bool = False
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Agenda:
                 return None
             entry = self._runs[run]
             taken = self._some_of(entry, urgent=urgent)
-            look = Look(run, taken, entry.at_all and not urgent)
+            look = Look(run, taken, entry.at_all and not urgent, bool(entry.producers) and not urgent)
             entry.at_all &= urgent
             if not entry.is_urgent():
                 self._urgent.discard(run)

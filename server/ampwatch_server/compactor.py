@@ -1,8 +1,9 @@
 """The compactor: the one thread that turns what was acknowledged into rows, chunks, findings and summaries.
 
 In looks at some of what is new of a run (agenda.py), under the run's lease: events become rows, the diagnosis sees the
-batches and its findings replace those before, tables are folded into chunks, and the summary is made anew. Every step
-can be cut off and repeated: what was not finished still waits in the inbox.
+batches and its findings replace those before, tables are folded into chunks, and the summary is made anew. Through a
+backlog findings and summary are made once a second, since both are about all of the run. Every step can be cut off and
+repeated: what was not finished still waits in the inbox, and a run that was read but not judged is marked as such.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .fold import fold
 from .lease import Lease, LeaseLost, Leases
 from .metrics import Metrics
 from .nudges import Nudges
-from .outdated import Outdated, as_judged, is_outdated, still_judged
+from .outdated import Outdated, as_judged, is_outdated, mark_unjudged, still_judged
 from .settings import Settings
 from .store.blob import pack
 from .store.tail import Key, TailReader, load, unfolded_batch, waiting, waiting_count
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 5.0
 IDLE_S: Final = 60.0  # silence after which the last window of a producer is folded too
+TOLD_S: Final = 1.0  # while more of a run waits to be read, it is judged and summed up so often
 
 _ROLL: Final = (
     t.producers.update()
@@ -61,6 +63,7 @@ class Compactor:
         found: called with the findings of a run in the transaction that stores them.
         metrics: counts what training jobs had to drop.
         sweep_s: how often runs are looked for that nobody announced: of a dead server, or fallen silent.
+        told_s: how often a run is judged and summed up while more of it waits to be read.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Compactor:
         found: Callable[[Connection, str, list[Finding]], None],
         metrics: Metrics,
         sweep_s: float = SWEEP_S,
+        told_s: float = TOLD_S,
     ) -> None:
         self._database, self._settings, self._tails, self._changed = database, settings, tails, changed
         self._found, self._metrics = found, metrics
@@ -81,7 +85,7 @@ class Compactor:
         self._leases = Leases(database, settings, self._holder)
         self._nudges = Nudges(database, self.look_at)
         self._agenda, self._outdated = Agenda(), Outdated()
-        self._sweep_s, self._swept = sweep_s, time.monotonic()
+        self._sweep_s, self._swept, self._told_s = sweep_s, time.monotonic(), told_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-compactor", daemon=True)
 
@@ -182,41 +186,41 @@ class Compactor:
         told = {new.key: new for new in look.news}
         news = [*told.values(), *(New(key, size) for key, size in found.items() if key not in told)]
         some, more = part([new for new in news if new.key not in diagnosis.given])
-        lowest = self._digest(lease, diagnosis, [new.key for new in some])
-        is_judged = bool(lowest) or outdated
-        if outdated and not lowest:
-            self._record(lease, diagnosis, {})
+        batches, lowest = self._read([new.key for new in some])
+        diagnosis.add(batches)
+        diagnosis.is_unjudged |= bool(batches) or outdated
+        tells = not (more or look.is_followed) or time.monotonic() >= diagnosis.told_at + self._told_s
+        is_judged = tells and diagnosis.is_unjudged
+        if batches or is_judged:
+            self._record(lease, diagnosis, batches, is_judged=is_judged)
         producers = self._unfinished(lease.run, lowest, silent_too=at_all)
         ends = self._fold_producers(lease, diagnosis, producers, lowest)
-        if ends or is_judged:
-            counted = producers
-            if not diagnosis.counts.has_begun:
-                counted = list({row.id: row for row in (*self._everyone(lease.run), *producers)}.values())
-            diagnosis.counts.write(self._database, self._tails, lease, counted)
-            self._summarise(lease, diagnosis, ends, is_judged=is_judged)
-            self._changed(lease.run)
+        diagnosis.uncounted |= {row.id: row for row in producers}
+        if tells and (diagnosis.uncounted or is_judged):
+            self._tell(lease, diagnosis, ends, is_judged=is_judged)
+        elif ends:
+            self._database.write(lambda connection: _roll_on(connection, lease, ends))
         return more
 
-    def _digest(self, lease: Lease, diagnosis: RunDiagnosis, keys: list[Key]) -> dict[int, int]:
-        """Events and diagnosis of these batches, if there are any; the lowest attempt of each producer."""
+    def _read(self, keys: list[Key]) -> tuple[dict[Key, Batch], dict[int, int]]:
+        """These batches, and the lowest attempt of each producer."""
         if not keys:
-            return {}
+            return {}, {}
         with self._database.read() as connection:
             rows = load(connection, keys)
         lowest: dict[int, int] = {}
         for row in rows:
             first = MAX_ATTEMPT if row.kind == "events" else row.first
             lowest[row.producer_id] = min(lowest.get(row.producer_id, MAX_ATTEMPT), first)
-        batches = {(row.producer_id, row.seq): unfolded_batch(row) for row in rows}
-        diagnosis.add(batches)
-        self._record(lease, diagnosis, batches)
-        return lowest
+        return {(row.producer_id, row.seq): unfolded_batch(row) for row in rows}, lowest
 
-    def _record(self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[Key, Batch]) -> None:
-        """Store events, and what is known now."""
+    def _record(
+        self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[Key, Batch], *, is_judged: bool
+    ) -> None:
+        """Store events, and what is known now; where it is not judged now, that it has to be."""
         events = {key: batch for key, batch in batches.items() if batch.kind == "events"}
         diagnosis.is_described &= not events
-        result = diagnosis.result()
+        result = diagnosis.result() if is_judged else None
 
         def job(connection: Connection) -> None:
             lease.assert_held(connection)
@@ -225,17 +229,21 @@ class Compactor:
                 mine = sa.and_(t.inbox.c.producer == producer_id, t.inbox.c.seq == seq)
                 connection.execute(t.inbox.delete().where(mine))
             diagnosis.given.difference_update(events)
-            self._describe(connection, lease.run, diagnosis, result)
+            self._describe(connection, lease.run, diagnosis)
+            if is_judged:
+                self._judge(connection, lease.run, result)
+            else:
+                mark_unjudged(connection, lease.run)
 
         self._database.write(job)
         self._count_dropped(events.values())
 
-    def _describe(
-        self, connection: Connection, run: str, diagnosis: RunDiagnosis, result: Result | None
-    ) -> None:
+    def _describe(self, connection: Connection, run: str, diagnosis: RunDiagnosis) -> None:
         if not diagnosis.is_described:
             caught_up = waiting_count(connection, run) == len(diagnosis.given)
             diagnosis.is_described = not describe_run(connection, run, caught_up=caught_up)
+
+    def _judge(self, connection: Connection, run: str, result: Result | None) -> None:
         if result is None:
             note_failure(connection, run)
         else:
@@ -285,6 +293,16 @@ class Compactor:
                 ends[row.id] = fold(self._database, self._tails, lease, row.id, given, whole=row.whole)
         return ends
 
+    def _tell(self, lease: Lease, diagnosis: RunDiagnosis, ends: dict[int, int], *, is_judged: bool) -> None:
+        """Count what is not counted yet, sum the run up, and let readers know."""
+        counted = diagnosis.uncounted
+        if not diagnosis.counts.has_begun:
+            counted = {row.id: row for row in self._everyone(lease.run)} | counted
+        diagnosis.counts.write(self._database, self._tails, lease, list(counted.values()))
+        self._summarise(lease, diagnosis, ends, is_judged=is_judged)
+        diagnosis.has_been_told(time.monotonic())
+        self._changed(lease.run)
+
     def _summarise(
         self, lease: Lease, diagnosis: RunDiagnosis, ends: dict[int, int], *, is_judged: bool
     ) -> None:
@@ -302,9 +320,7 @@ class Compactor:
         judged: dict[Any, Any],
     ) -> None:
         """Show the summary. Only now the producers count as rolled up: what was cut off before is found again."""
-        lease.assert_held(connection)
-        if ends:
-            connection.execute(_ROLL, [{"rolled_up": key, "end": end} for key, end in ends.items()])
+        _roll_on(connection, lease, ends)
         latest = connection.execute(sa.select(sa.func.max(t.run_state.c.changed))).scalar_one()
         values: dict[Any, Any] = judged | {
             "summary": pack(summary),
@@ -313,6 +329,13 @@ class Compactor:
             "changed": max(latest, self._settings.clock()),  # a clock that was set back hides no news
         }
         connection.execute(t.run_state.update().where(t.run_state.c.run == lease.run).values(values))
+
+
+def _roll_on(connection: Connection, lease: Lease, ends: Mapping[int, int]) -> None:
+    """These producers are folded and rolled up to these attempts. LeaseLost."""
+    lease.assert_held(connection)
+    if ends:
+        connection.execute(_ROLL, [{"rolled_up": key, "end": end} for key, end in ends.items()])
 
 
 def _number_of(dropped: Mapping[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from ampwatch import records
 from ampwatch.diagnosis.engine import Diagnosis
@@ -73,6 +74,9 @@ class RunDiagnosis:
         self._attempts: Counter[str] = Counter()  # by process
         self._sampled = self._rows = 0
         self.is_described = False  # what the run says of itself, or whether it is complete, may have changed
+        self.is_unjudged = False  # something came since it was judged last
+        self.uncounted: dict[int, Row[Any]] = {}  # the producers of which something came since it was told of
+        self.told_at = -math.inf  # monotonic s
         self._engine: Engine | None = engine
         for batch in stored:
             self._add(batch)
@@ -90,6 +94,10 @@ class RunDiagnosis:
                 self.given.add(key)
                 self.counts.note(key[0], batch)
                 self._add(batch)
+
+    def has_been_told(self, now: float) -> None:
+        """Readers know of all that was added so far."""
+        self.is_unjudged, self.uncounted, self.told_at = False, {}, now
 
     def result(self) -> Result | None:
         """Findings and verdict; None where the engine has failed, and what was found before must stand."""

@@ -1,4 +1,7 @@
-"""Runs that an older engine has judged: after an upgrade their findings are made anew, one now and then."""
+"""Runs whose findings are not those of this engine over all that was read: they are judged anew, one now and then.
+
+An older engine has judged them before an upgrade, or a server that has read of them ended before it judged.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from .tables import run_state, runs
 EVERY_S: Final = 60.0  # between two questions for such runs
 _RUNS: Final = 400  # of one answer
 
+_UNJUDGED: Final = 0  # engines count from 1
+
 _state: Final = run_state.c
 # A server of before there were these columns writes findings, and counts the revision on, but leaves them as they are.
 _BY_AN_OLDER: Final = sa.or_(
@@ -28,6 +33,12 @@ def is_outdated(connection: Connection, run: str) -> bool:
     """Whether the findings of a run are of an engine before this one. Those of a newer are left alone."""
     query = sa.select(_state.run).where(_state.run == run, _BY_AN_OLDER)
     return connection.execute(query).first() is not None
+
+
+def mark_unjudged(connection: Connection, run: str) -> None:
+    """More was read of a run than its findings are about: whoever takes it over has to judge it."""
+    mine = run_state.update().where(_state.run == run, _state.engine != _UNJUDGED)
+    connection.execute(mine.values(engine=_UNJUDGED))
 
 
 def as_judged() -> dict[Any, Any]:

@@ -62,7 +62,7 @@ def test_trouble_jumps_the_queue_with_all_of_its_process_alone(agenda: Agenda, c
     clock.now = 101.4
     assert agenda.take() is None
     clock.now = 101.5  # after as long as the look took
-    assert agenda.take() == Look("b", [calm(3), urgent(3, 1)])
+    assert agenda.take() == Look("b", [calm(3), urgent(3, 1)])  # to be judged, whatever else waits
     agenda.done(cpu_s=0.5)
     clock.now = 102.9
     assert agenda.take() is None
@@ -88,7 +88,7 @@ def test_trouble_keeps_the_rest_from_its_turn_for_seconds_only(agenda: Agenda, c
 def test_a_look_holds_so_many_batches_and_of_the_rest_what_came_first_is_next(agenda: Agenda) -> None:
     first = [calm(1, seq) for seq in range(MOST_BATCHES - 1)]
     agenda.add({"a": [*first, calm(2, 0), calm(2, 1)]})
-    assert agenda.take() == Look("a", [*first, calm(2, 0)])
+    assert agenda.take() == Look("a", [*first, calm(2, 0)], is_followed=True)
     agenda.add({"a": [calm(1, 1000)]})
     assert agenda.take() == Look("a", [calm(2, 1), calm(1, 1000)])
     assert agenda.take() is None

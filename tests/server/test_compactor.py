@@ -1,13 +1,66 @@
 from __future__ import annotations
 
-import sent
+from collections.abc import Callable
+from typing import Any
 
-from ampwatch_server.agenda import New
+import numpy as np
+import pytest
+import sent
+import sqlalchemy as sa
+
+from ampwatch.diagnosis.engine import Diagnosis
+from ampwatch.diagnosis.findings import Finding, Verdict
+from ampwatch_server import tables as t
+from ampwatch_server.agenda import MOST_BATCHES, New
 from ampwatch_server.compactor import Compactor
+from ampwatch_server.diagnoser import Engine
 from ampwatch_server.inbox import Inbox
 from ampwatch_server.limits import check
+from ampwatch_server.outdated import is_outdated, mark_unjudged
 from ampwatch_server.service import Service
 from ampwatch_server.summary import summarise
+
+SELDOM_S = 3600.0
+LOOKS = 3  # of as many batches as one may hold
+
+
+class Counting(Diagnosis):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def verdict(self) -> Verdict:
+        Counting.asked += 1
+        return super().verdict()
+
+
+def compactor_of(service: Service, engine: Callable[[], Engine], **given: Any) -> Compactor:
+    """One of another server on the same database."""
+    of = (service.database, service.settings, service.tails, engine)
+    ignored = {"changed": lambda _: None, "found": lambda *_: None}
+    return Compactor(*of, **ignored | {"metrics": service.metrics} | given)
+
+
+def append_backlog(service: Service) -> None:
+    """More than one look holds, with trouble in the middle."""
+    inbox = Inbox(service.database, service.settings, lambda _: None)
+    for seq in range(LOOKS * MOST_BATCHES):
+        is_bad = np.full(10, seq // MOST_BATCHES == 1)
+        losses = np.where(is_bad, np.nan, 1.0)
+        batch = sent.attempts(10 * seq, 10 * seq + 10, seq, loss=losses, found_inf=is_bad, skipped=is_bad)
+        last = inbox.append(batch, check(batch))
+    last.result()
+
+
+def findings_of(service: Service) -> list[Any]:
+    with service.database.read() as connection:
+        return list(connection.execute(sa.select(t.findings)))
+
+
+def fail_at_trouble(_: sa.Connection, __: str, findings: list[Finding]) -> None:
+    """As alerts do whose database is gone."""
+    if findings:
+        raise ZeroDivisionError
 
 
 def append_unannounced(service: Service, batch: sent.Batch) -> None:
@@ -16,16 +69,7 @@ def append_unannounced(service: Service, batch: sent.Batch) -> None:
 
 
 def test_runs_that_nobody_announced_are_found_while_others_are_busy(service: Service) -> None:
-    compactor = Compactor(
-        service.database,
-        service.settings,
-        service.tails,
-        sent.NoDiagnosis,
-        changed=lambda _: None,
-        found=lambda *_: None,
-        metrics=service.metrics,
-        sweep_s=0.2,
-    )
+    compactor = compactor_of(service, sent.NoDiagnosis, sweep_s=0.2)
     append_unannounced(service, sent.attempts(0, 3))
 
     def counted() -> bool:
@@ -44,3 +88,40 @@ def test_a_summary_is_made_of_what_was_looked_at_only(service: Service) -> None:
         none = summarise(connection, service.tails, "r", ())
     assert (some["attempts"], some["step"], some["sparkline"]["loss"]) == (5, 3, [0.0, 1.0, 2.0])
     assert none == {"attempts": 5, "taken": 5, "skipped": 0, "sparkline": {"loss": [], "scale_log2": []}}
+
+
+def test_a_backlog_is_judged_now_and_then_and_at_its_end(service: Service) -> None:
+    append_backlog(service)
+    Counting.asked = 0
+    compactor_of(service, Counting, told_s=SELDOM_S).process("r")
+    assert Counting.asked == 2  # as it is taken over, and when nothing more is to be read
+    found, attempts = findings_of(service), sent.attempts_of(service, "r")
+    assert (found[0].kind, attempts) == ("nonfinite_forward", LOOKS * MOST_BATCHES * 10)
+
+
+def test_however_often_a_backlog_is_judged_the_findings_are_the_same(
+    service: Service, clock: list[float]
+) -> None:
+    append_backlog(service)
+    found = []
+    for told_s in (SELDOM_S, 0.0):
+        compactor_of(service, Diagnosis, told_s=told_s).process("r")
+        found.append(findings_of(service))
+        service.database.write(lambda c: c.execute(t.findings.delete()))
+        service.database.write(lambda c: mark_unjudged(c, "r"))
+        clock[0] += 1000.0  # the lease has run out
+    assert found[0] == found[1] != []
+
+
+def test_what_was_read_but_not_judged_is_judged_by_who_takes_over(
+    service: Service, clock: list[float]
+) -> None:
+    append_backlog(service)
+    cut_off = compactor_of(service, Diagnosis, told_s=SELDOM_S, found=fail_at_trouble)
+    with pytest.raises(ZeroDivisionError):
+        cut_off.process("r")
+    with service.database.read() as connection:
+        assert is_outdated(connection, "r")
+    clock[0] += 1000.0
+    service.compactor.process("r")
+    assert [row.kind for row in findings_of(service)] == ["nonfinite_forward"]

@@ -58,17 +58,17 @@ def test_a_batch_that_comes_while_all_is_counted_anew_is_counted_once(
         counted.append(producer_id)
         return count_attempts(connection, tails, producer_id)
 
-    def digest(*given: Any) -> Any:
-        digested = original(*given)
+    def fold(*given: Any) -> Any:
+        ends = original(*given)
         if not counted:
             sent.store(
                 other, sent.attempts(10, 15, 2), fold=False
             )  # after the pass has looked, before it counts
-        return digested
+        return ends
 
-    original = other.compactor._digest
+    original = other.compactor._fold_producers
     monkeypatch.setattr("ampwatch_server.counts.count_attempts", count)
-    monkeypatch.setattr(other.compactor, "_digest", digest)
+    monkeypatch.setattr(other.compactor, "_fold_producers", fold)
     sent.store(other, sent.attempts(5, 10, 1))
     other.compactor.process("r")
     assert (sent.attempts_of(other, "r"), len(counted)) == (15, 1)
