@@ -33,7 +33,8 @@ class Answer(NamedTuple):
     """An answer, or its absence.
 
     `pause_s` is the time that the server asks for before the next request, None where it asks for none. `about` tells
-    warnings apart, of which one is given for each. `status` is 0 where there was no response.
+    warnings apart, of which one is given for each. `status` is 0 where there was no response. `last_seq` is the highest
+    number that the server had of the producer before this batch, None where it does not say.
     """
 
     outcome: Literal["stored", "later", "barred", "too large", "unread", "refused"]
@@ -41,6 +42,7 @@ class Answer(NamedTuple):
     warning: str = ""
     pause_s: float | None = None
     status: int = 0
+    last_seq: int | None = None
 
 
 def read(response: httpx.Response, server: str, token: str | None) -> Answer:
@@ -91,7 +93,9 @@ def may_be_proxied(server: str) -> bool:
 def _read(response: httpx.Response, server: str, token: str | None) -> Answer:
     status, said = response.status_code, _json_of(response)
     if response.is_success and said is not None:
-        return Answer("stored", pause_s=_seconds(said.get("next_batch_s")))
+        last_seq = said.get("last_seq")
+        known = last_seq if isinstance(last_seq, int) else None
+        return Answer("stored", pause_s=_seconds(said.get("next_batch_s")), last_seq=known)
     if status in (401, 403):
         return Answer("barred", "token", _token_advice(server, token, _barred(response, said)))
     if status in (408, 429) or (status >= 500 and status != 501):

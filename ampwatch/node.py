@@ -12,6 +12,7 @@ import hashlib
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -64,6 +65,7 @@ class Node:
         self.stay()
         self._tails: dict[str, Tail] = {}
         self._held: Batch | None = None
+        self._again: deque[str] = deque()
 
     def stay(self) -> None:
         """Show that this process is there, also to who clears a temporary folder of what is old."""
@@ -86,6 +88,8 @@ class Node:
 
     def forward(self, submit: Callable[[Batch], bool]) -> bool:
         """Hand on what the other processes have written; False where not all was taken, and is offered again."""
+        while self._again:
+            self._tails.pop(self._again.popleft(), None)
         for mark in [mark for mark in self._place.iterdir() if mark.stem != _SENDER and mark.suffix != _NEW]:
             with contextlib.suppress(FileNotFoundError):  # it is leaving
                 tail = self._tails.setdefault(mark.stem, Tail(Path(mark.read_text())))
@@ -95,6 +99,10 @@ class Node:
                     mark.unlink()
                     del self._tails[mark.stem]
         return True
+
+    def forward_again(self, producer: str) -> None:
+        """Hand on from its beginning what another process has written, as far as it is still there. Any thread."""
+        self._again.append(producer)
 
     @property
     def is_alone(self) -> bool:

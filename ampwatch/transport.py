@@ -2,7 +2,7 @@
 
 | outcome (answers.py) | what is done |
 |---|---|
-| stored | delivered; the next burst after the `next_batch_s` that the server asks for |
+| stored | delivered; the next burst after the `next_batch_s` that the server asks for. Where it has less of the producer than it had acknowledged, its database was put back: all from there on again, from the spool |
 | later | the same batch again after 0.5, 1, 2 … 60 s with jitter, or after `Retry-After` |
 | barred | one warning that says what to do; the same batch again every 5 minutes |
 | refused | counted and told of, one warning for each status, on with the next batch |
@@ -46,8 +46,10 @@ class Transport:
             address, or one that is none, gives one warning and nothing is sent.
         token: sent as `Authorization: Bearer`.
         meanwhile: what a warning says of the training and of the records, such as where they are kept.
-        reread: gives the producer's spooled batches that it has not given before, in their order, for those that did
-            not fit into the queue.
+        reread: gives the spooled batches of the one producer in their order, those that it has not given before, or all
+            of them again; for what did not fit into the queue, and what a server has lost. None where there is no
+            spool, or more than one.
+        forgotten: told on the thread, where `reread` is None, of a producer of which the server has lost something.
         cuts: how batches are cut that are too large.
         refused: told on the thread of each batch that was refused for good.
         warned: what has been warned of already; kept up to date.
@@ -62,7 +64,8 @@ class Transport:
         token: str | None,
         *,
         meanwhile: Callable[[], str] = lambda: "Training goes on",
-        reread: Callable[[], Iterable[Batch]] | None = None,
+        reread: Callable[[bool], Iterable[Batch]] | None = None,
+        forgotten: Callable[[str], object] = lambda _producer: None,
         cuts: Cuts | None = None,
         refused: Callable[[Batch, Answer], object] | None = None,
         warned: set[str] | None = None,
@@ -72,13 +75,15 @@ class Transport:
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._server, self._token, self._http = server.rstrip("/"), token, http
-        self._meanwhile, self._reread = meanwhile, reread or tuple
+        self._meanwhile, self._reread, self._forgotten = meanwhile, reread, forgotten
         self._cuts, self._refused = cuts or Cuts(None), refused
         self._first_retry_s, self._barred_retry_s = first_retry_s, barred_retry_s
         self._queue_bytes = queue_bytes
         self._queue: deque[Batch] = deque()
         self._queued_bytes = 0
         self._behind: tuple[int, int] | None = None  # first and last number of what did not fit
+        self._acknowledged: dict[str, int] = {}  # by producer, the highest number
+        self._again = False  # the server has lost something: the spool is read from its beginning
         self._busy = False
         self._wake = threading.Condition()
         self._hurry = False  # close() is waiting: no pauses between bursts
@@ -177,7 +182,7 @@ class Transport:
                 self._done()
         if self._behind:
             self._catch_up(sender)
-        return pause_s
+        return 0.0 if self._again else pause_s
 
     def _next(self) -> Batch | None:
         with self._wake:
@@ -196,11 +201,12 @@ class Transport:
     def _catch_up(self, sender: Sender) -> None:
         """Send what did not fit, from the spool; what a whole reading of it does not show has been dropped there."""
         assert self._behind is not None
-        first, last = self._behind
-        for batch in self._reread():
+        (first, last), again, self._again = self._behind, self._again, False
+        for batch in self._reread(again) if self._reread is not None else ():
             if batch.seq >= first:
                 self._deliver(sender, batch)
-                if self._closed or self._reach(batch.seq):  # closed perhaps before it was answered
+                # closed perhaps before it was answered; or the server has lost what was sent meanwhile
+                if self._closed or self._again or self._reach(batch.seq):
                     return
         self._reach(last)
 
@@ -235,11 +241,27 @@ class Transport:
     def _settle(self, batch: Batch, answer: Answer) -> None:
         if answer.outcome == "stored":
             self.delivered += 1
+            self._acknowledge(batch, answer)
         else:
             self.rejected += 1
             if self._refused is not None:
                 self._refused(batch, answer)
         self._answered = max(self._answered, batch.seq)
+
+    def _acknowledge(self, batch: Batch, answer: Answer) -> None:
+        """Note what is stored, and whether something is no more that was."""
+        known = self._acknowledged.get(batch.producer, -1)
+        self._acknowledged[batch.producer] = max(known, batch.seq)
+        if answer.last_seq is None or answer.last_seq >= known:
+            return
+        lost = f"{self._server} has lost records that it had acknowledged, as one does whose database was put back"
+        self._warn(answer._replace(about="lost", warning=f"{lost}; what is left of them here is sent again"))
+        if self._reread is None:
+            self._forgotten(batch.producer)
+            return
+        with self._wake:
+            first, last = self._behind or (answer.last_seq + 1, known)
+            self._behind, self._again = (min(first, answer.last_seq + 1), max(last, known)), True
 
     def _note(self, answer: Answer, tries: int, is_last_try: bool) -> None:
         """Warn of an answer, the first of its kind; of trouble that has an answer only where it has not passed."""

@@ -112,7 +112,7 @@ class Worker:
         self._refused: deque[tuple[Batch, Answer]] = deque()
         self._http, self._node = http, node
         self._transport = self._make_transport() if node is None or node.is_sender else None
-        self._others = self._make_transport_of_others() if node is not None and node.is_sender else None
+        self._others = self._make_transport_of_others() if self._transport is not None else None
         self._joblog = JobLog(rank == 0 and not settings.quiet, listeners)
         self._thread = threading.Thread(target=self._loop, name="ampwatch-recorder", daemon=True)
 
@@ -332,7 +332,7 @@ class Worker:
             settings.server,
             settings.token,
             meanwhile=self._meanwhile,
-            reread=self._tail.read,
+            reread=self._reread,
             cuts=Cuts(self._keeper.folder, lambda: next(self._seq)),
             refused=lambda batch, answer: self._refused.append((batch, answer)),
             http=self._http,
@@ -345,16 +345,23 @@ class Worker:
         What is refused stays in the spool of its producer, which does not hear of it: the tombstone is ours.
         """
         settings = self._settings
-        if self._transport is None:
+        if self._transport is None or self._node is None:
             return None
         return Transport(
             settings.server or "",
             settings.token,
             meanwhile=self._meanwhile,
             refused=self._refused_of_others,
+            forgotten=self._node.forward_again,
             http=self._http,
             warned=self._transport.warned,
         )
+
+    def _reread(self, again: bool) -> Iterator[Batch]:
+        """Transport's thread: what it has not read yet of the spool, or all of it."""
+        if again:
+            self._tail = Tail(self._keeper.folder)
+        return self._tail.read()
 
     def _refused_of_others(self, batch: Batch, answer: Answer) -> None:
         lost = Dropped(batch.kind, batch.seq, batch.seq, refusal(answer.status))

@@ -40,9 +40,16 @@ class Overloaded(AmpwatchError):
 
 
 class Stored(NamedTuple):
-    """What became of a batch: False where it was stored before."""
+    """What became of a batch.
+
+    Arguments:
+        new: False where it was stored before.
+        last_seq: the highest number that was stored of its producer before, -1 where there was none: who has been told
+            of a higher one knows that the database was put back. None where it says nothing, as the run was deleted.
+    """
 
     new: bool
+    last_seq: int | None = None
 
 
 class _Waiting(NamedTuple):
@@ -62,6 +69,7 @@ class _Producer(NamedTuple):
     run: str
     rank: int
     last_seq: int  # the highest that is stored
+    is_of_deleted: bool = False  # its run was deleted, perhaps while it sent
 
 
 class _Outcomes(NamedTuple):
@@ -193,14 +201,15 @@ def _judge(producer: _Producer, batch: Batch, digests: dict[tuple[int, int], byt
             f"not rank {batch.rank} of run {batch.run}"
         )
     known = digests.get((producer.id, batch.seq))
+    last_seq = None if producer.is_of_deleted else producer.last_seq
     if known is None:
-        return Stored(new=True)
+        return Stored(new=True, last_seq=last_seq)
     if known != bytes.fromhex(batch.digest):
         return Conflict(
             f"producer {batch.producer} has sent another batch with seq {batch.seq} "
             f"(digest {known.hex()}, this one has {batch.digest})"
         )
-    return Stored(new=False)
+    return Stored(new=False, last_seq=last_seq)
 
 
 def _owners(connection: Connection, group: list[_Waiting]) -> dict[str, str]:
@@ -224,7 +233,20 @@ def _register(connection: Connection, begun: list[_Waiting]) -> dict[str, _Produ
         return {}
     rows = [_new_producer(w) for _, w in sorted(first.items())]
     connection.execute(upsert(connection, t.producers).on_conflict_do_nothing(), rows)
-    return _producers(connection, begun)
+    deleted = _deleted(connection, {w.batch.run for w in begun})
+    found = _producers(connection, begun)
+    return {name: p._replace(is_of_deleted=p.run in deleted) for name, p in found.items()}
+
+
+def _deleted(connection: Connection, runs: set[str]) -> set[str]:
+    """Which of these runs somebody has deleted at some time."""
+    audit = t.audit.c
+    query = sa.select(audit.subject).where(audit.action == "delete")
+    return {
+        run
+        for some in _slices(sorted(runs))
+        for run in connection.scalars(query.where(audit.subject.in_(some)))
+    }
 
 
 def _producers(connection: Connection, group: list[_Waiting]) -> dict[str, _Producer]:

@@ -190,6 +190,10 @@ class Receipt(Model):
     producer: str = Field(examples=["5f0c9d1e7ab34c0f9f3a1b2c3d4e5f60"])
     seq: int
     stored: bool = Field(description="false: it was stored before")
+    last_seq: int | None = Field(
+        description="highest sequence number that was stored of the producer before this batch, -1: none; lower than "
+        "one that was acknowledged: the database was put back. null: nothing is known, as the run was deleted"
+    )
     next_batch_s: float = Field(description="when to send the next one, s")
 
 

@@ -17,6 +17,10 @@ def answer(status, token="secret", **content):
 
 def test_a_json_object_is_an_acknowledgement():
     assert answer(200, json={"stored": True, "next_batch_s": 7}) == Answer("stored", pause_s=7.0, status=200)
+    assert (answer(200, json={"last_seq": 3}).last_seq, answer(200, json={"last_seq": "3"}).last_seq) == (
+        3,
+        None,
+    )
     assert answer(200, json={"next_batch_s": "soon"}) == Answer("stored", status=200)
     assert answer(200, json={"next_batch_s": -1}).pause_s == 0.0
     assert answer(200, json={"next_batch_s": "NaN"}).pause_s is None

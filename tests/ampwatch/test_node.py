@@ -51,6 +51,16 @@ def test_what_was_not_taken_is_offered_again(join, tmp_path):
     assert got == [1, 2]
 
 
+def test_what_a_server_has_lost_is_offered_again(join, tmp_path):
+    sender, _, got = join(PRODUCER, is_sender=True), join(OTHER), []
+    writer(tmp_path / "runs", OTHER).write([events(0, producer=OTHER)])
+    for _ in range(2):
+        assert sender.forward(lambda batch: not got.append(batch.seq))
+    sender.forward_again(OTHER)
+    assert sender.forward(lambda batch: not got.append(batch.seq))
+    assert got == [0, 0]
+
+
 def test_a_mark_that_is_being_written_is_read_the_next_time(join, tmp_path):
     sender, got = join(PRODUCER, is_sender=True), []
     (place,) = (path for path in tmp_path.iterdir() if path.name.startswith("ampwatch-"))

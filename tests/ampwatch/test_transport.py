@@ -178,7 +178,7 @@ def test_the_next_burst_waits_as_long_as_the_server_asks():
 def test_what_does_not_fit_is_read_again_from_the_spool():
     server = Server()
     batches = [attempts(seq) for seq in range(4)]
-    client = transport(server, reread=lambda: batches, queue_bytes=len(batches[0].body))
+    client = transport(server, reread=lambda _again: batches, queue_bytes=len(batches[0].body))
     kept = [client.submit(batch) for batch in batches]
     assert client.close(5)
     assert kept[0] is True
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_read_again_from_the_spool():
 def test_what_a_broken_reading_of_the_spool_did_not_reach_is_not_held_for_sent(monkeypatch):
     monkeypatch.setenv("AMPWATCH_STRICT", "0")
 
-    def torn():
+    def torn(_again):
         yield attempts(0)
         raise OSError("the disk")
 
@@ -204,7 +204,7 @@ def test_what_a_broken_reading_of_the_spool_did_not_reach_is_not_held_for_sent(m
 def test_what_closing_broke_off_is_not_held_for_sent():
     server = Server(httpx.ConnectError("refused"))
     batches = [attempts(seq) for seq in range(2)]
-    client = transport(server, reread=lambda: batches, queue_bytes=0)
+    client = transport(server, reread=lambda _again: batches, queue_bytes=0)
     for batch in batches:
         client.submit(batch)
     assert server.asked.acquire(timeout=5)
@@ -216,7 +216,7 @@ def test_what_closing_broke_off_is_not_held_for_sent():
 def test_an_outage_of_days_costs_no_memory_and_ends_in_order():
     server, spooled = Server(httpx.ConnectError("refused")), [attempts(seq) for seq in range(50)]
     fresh = iter(spooled)
-    client = transport(server, reread=lambda: fresh, queue_bytes=3 * len(spooled[0].body))
+    client = transport(server, reread=lambda _again: fresh, queue_bytes=3 * len(spooled[0].body))
     kept = [client.submit(batch) for batch in spooled]
     assert (kept.count(True) <= 4, client._behind[1], len(client._queue) <= 3) == (True, 49, True)
     server.answers, server.requests = [stored()], []
@@ -243,6 +243,43 @@ def test_a_poison_batch_stops_none_of_the_others(monkeypatch):
     client.submit(attempts(3))
     assert client.close(5)
     assert (server.seqs, told, client.answered_seq) == ([0, 2, 3], [(1, 0)], 3)
+
+
+class Store:
+    """A server that says how far it has come; from the first time that it is sent `loses` on, it has what is left."""
+
+    def __init__(self, loses=-1, left=()):
+        self.has, self.loses, self.left = [], loses, left
+
+    def __call__(self, request):
+        seq = records.from_bytes(gzip.decompress(request.content)).seq
+        if seq == self.loses:
+            self.has, self.loses = list(self.left), -1
+        last_seq, self.has = max(self.has, default=-1), [*self.has, seq]
+        return httpx.Response(200, json={"last_seq": last_seq, "next_batch_s": 0})
+
+
+@pytest.mark.parametrize("queue_bytes", [1 << 20, 0])  # from memory; from the spool, while it catches up
+def test_what_a_server_that_was_put_back_has_lost_is_sent_again(queue_bytes, caplog):
+    spooled, asked = [attempts(seq) for seq in range(6)], []
+    server = Store(loses=4, left=[0, 1])
+    client = transport(server, reread=lambda again: asked.append(again) or spooled, queue_bytes=queue_bytes)
+    for batch in spooled:
+        client.submit(batch)
+    assert client.close(5)
+    assert set(server.has) == set(range(6))
+    assert (server.has[:3], asked[-1], client.answered_seq) == ([0, 1, 4], True, 5)
+    (told,) = caplog.messages
+    assert "has lost records that it had acknowledged" in told
+
+
+def test_of_another_producer_it_is_told(caplog):
+    told = []
+    client = transport(Store(loses=1), forgotten=told.append)
+    for seq in range(3):
+        client.submit(attempts(seq))
+    assert client.close(5)
+    assert told == [PRODUCER]
 
 
 def test_what_the_spool_has_lost_is_not_waited_for():

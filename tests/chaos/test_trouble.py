@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from proxy import Proxy
 from sites import settled, stored
+from sqlalchemy.engine import make_url
 
 from ampwatch import records, spool
 from ampwatch.recorder import Harvest, Recorder
 from ampwatch.records import Event, pack_events
 from ampwatch.settings import Settings
+from ampwatch_server.backup import backup
 
 
 class Rows:
@@ -95,6 +97,23 @@ def test_a_network_that_fails_loses_and_doubles_nothing(trouble, record, served,
     assert settled(lambda: shown(served, record.run), [(0, 200, [], True)]) == [(0, 200, [], True)]
     assert spooled(tmp_path) <= stored(served[1])
     proxy.close()
+
+
+def test_a_database_that_is_put_back_to_an_older_copy_gets_what_it_has_lost(site, record):
+    server = site.serve()
+    recorder = record(Rows(2000), server=site.url, token=site.token(), dir=site.runs)
+    assert settled(lambda: len(site.stored()) >= 5, True)
+    backup(make_url(f"sqlite:///{site.database}"), copy := site.folder / "copy.db")
+    has = stored(copy)
+    assert settled(lambda: len(site.stored() - has) >= 5, True)
+    server.kill()
+    for each in site.folder.glob("a.db*"):
+        each.unlink()
+    copy.rename(site.database)
+    site.serve()
+    recorder.event("loss_dtype")
+    recorder.finish()
+    assert settled(lambda: site.stored() == site.spooled() > has, True)
 
 
 @pytest.mark.parametrize(

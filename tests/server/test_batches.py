@@ -35,7 +35,13 @@ def post(
 
 def test_a_batch_gets_a_receipt(client: httpx.Client) -> None:
     first, again = post(client, BODY), post(client, BODY)
-    assert first.json() == {"producer": sent.P, "seq": 0, "stored": True, "next_batch_s": 1.0}
+    assert first.json() == {
+        "producer": sent.P,
+        "seq": 0,
+        "stored": True,
+        "last_seq": -1,
+        "next_batch_s": 1.0,
+    }
     assert again.json()["stored"] is False
 
 

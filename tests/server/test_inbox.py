@@ -21,6 +21,10 @@ def append(service: Service, batch: sent.Batch) -> Stored:
     return service.inbox.append(batch, check(batch)).result()
 
 
+def is_new(service: Service, batch: sent.Batch) -> bool:
+    return append(service, batch).new
+
+
 def producer(service: Service) -> dict[str, object]:
     with service.database.read() as connection:
         return get_run(connection, service.settings, "r")["producers"][0]
@@ -28,10 +32,10 @@ def producer(service: Service) -> dict[str, object]:
 
 def test_a_batch_is_stored_once(service: Service) -> None:
     batch = sent.attempts(0, 5, seq=0)
-    assert append(service, batch) == Stored(new=True)
-    assert append(service, batch) == Stored(new=False)
+    assert is_new(service, batch)
+    assert not is_new(service, batch)
     service.compactor.process("r")
-    assert append(service, batch) == Stored(new=False)  # also once it is folded
+    assert not is_new(service, batch)  # also once it is folded
     with service.database.read() as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(t.receipts)).scalar() == 1
 
@@ -82,10 +86,10 @@ def test_a_sender_that_left_keeps_nobody_waiting(service: Service) -> None:
     commits: list[dict[str, list[New]]] = []
     inbox = Inbox(service.database, service.settings, commits.append)
     futures = cancelled_among_three(service, inbox)
-    assert [future.result(5) for future in futures[1:]] == [Stored(new=True)] * 2
+    assert [future.result(5).new for future in futures[1:]] == [True, True]
     service.database.write(lambda _: None)
     assert [[batch.key[1] for batch in new["r"]] for new in commits] == [[0, 1, 2]]
-    assert append(service, sent.attempts(0, 1, 0)) == Stored(new=False)  # its batch is stored all the same
+    assert not is_new(service, sent.attempts(0, 1, 0))  # its batch is stored all the same
 
 
 def test_a_sender_that_left_hides_no_failure_from_the_others(service: Service) -> None:
@@ -116,6 +120,11 @@ def test_gaps_are_shown(service: Service) -> None:
     assert producer(service)["missing"] == []
 
 
+def test_a_receipt_says_how_far_its_producer_had_come(service: Service) -> None:
+    told = [append(service, sent.attempts(i, i + 1, seq=i)).last_seq for i in (0, 3, 1, 3, 4)]
+    assert told == [-1, 0, 3, 3, 3]
+
+
 def test_too_much_that_waits_is_sent_back(service: Service) -> None:
     inbox = Inbox(service.database, replace(service.settings, max_pending_bytes=100), lambda _: None)
     batch = sent.attempts(0, 5)
@@ -139,7 +148,7 @@ def test_of_a_run_that_is_sent_first_by_tokens_of_two_projects_the_first_decides
             futures.append(service.inbox.append(batch, check(batch), project=project))
 
     service.database.write(both)
-    assert futures[0].result() == Stored(new=True)
+    assert futures[0].result().new
     with pytest.raises(OtherProject, match="run r is not one of project 'language'"):
         futures[1].result()
     with service.database.read() as connection:

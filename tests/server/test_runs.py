@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import httpx
 import pytest
 import sent
 import sqlalchemy as sa
@@ -166,6 +167,13 @@ def test_edits_outlive_the_runs_own_description(service: Service) -> None:
     assert (found["name"], found["tags"], found["archived"]) == ("mine", ["a"], True)
     with pytest.raises(RunNotFound, match="run 'x' is not stored here"):
         service.database.write(lambda c: runs.edit_run(c, "x", {}))
+
+
+def test_of_a_deleted_run_nobody_is_told_that_it_is_missing(client: httpx.Client) -> None:
+    told = [sent.post(client, sent.attempts(i, i + 1, seq=i)).json()["last_seq"] for i in range(3)]
+    assert client.delete("/v1/runs/r").status_code == 204
+    told += [sent.post(client, sent.attempts(i, i + 1, seq=i)).json()["last_seq"] for i in (3, 4)]
+    assert told == [-1, 0, 1, None, 3]
 
 
 def test_nothing_of_a_deleted_run_is_left(service: Service) -> None:

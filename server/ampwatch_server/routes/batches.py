@@ -112,9 +112,8 @@ async def store(request: Request, service: Service) -> Response:
     wait_s = service.known_wait_s(batch.run)
     if wait_s is None:
         wait_s = await run_sync(service.look_up_wait_s, batch.run)
-    return answer(
-        {"producer": batch.producer, "seq": batch.seq, "stored": stored.new, "next_batch_s": wait_s}
-    )
+    about = {"producer": batch.producer, "seq": batch.seq, "stored": stored.new, "last_seq": stored.last_seq}
+    return answer(about | {"next_batch_s": wait_s})
 
 
 async def _writer(request: Request, service: Service) -> Grant:
