@@ -7,7 +7,9 @@
 Gradients are then too small by the scale from the first step on, with nothing beside them to tell it by. So one
 gradient of each optimizer is looked at twice, between which torch does nothing to it: as backward leaves it and as
 torch is about to unscale it; and as unscale_() leaves it and as step() is about to take it. What lies between is the
-loop's own. A clip multiplies by one number as well, though not by 1/S again and again.
+loop's own. A clip multiplies by one number as well, though not by 1/S again and again. Where a loop begins to do so
+in the middle of a run, the norm falls steeply, upon which it is looked at again; not if it does so behind
+unscale_(), for which it is looked at now and then.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from torch import Tensor
 from .hooks import Numbers, Observation, gathered, is_plain, local
 
 SAMPLED: Final = 4096  # elements
-LOOKS: Final = 4  # at a time …
-TIMES: Final = 2  # … and how often: a skip may take some of them
+LOOKS: Final = 4  # windows at a time …
+AT_FIRST: Final = 2 * LOOKS  # … twice, as skips may take some of them …
+EVERY: Final = 64  # … and then the first of so many: a look costs about as much as ten operations
+AGAIN: Final = 32  # falls of the norm upon which it begins anew
 ENOUGH: Final = 3  # of them
 LEAST_SCALE: Final = 128.0
 NEAR: Final = 1e-3  # relative
@@ -36,19 +40,36 @@ class _Looked:
     parameter: Tensor | None = None  # of the window
     then: Tensor | None = None
     values: list[Tensor] = field(default_factory=list)
-    looks: int = 0
+    windows: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.windows < AT_FIRST or self.windows % EVERY < LOOKS
 
 
 class ByHand:
-    """Looks at the first windows of each optimizer, once one of its attempts met neither inf nor NaN; never waits."""
+    """Looks at windows of each optimizer, once one of its attempts met neither inf nor NaN; never waits.
+
+    At the first ones, at some later, and at those behind a steep fall of the norm.
+    """
 
     def __init__(self) -> None:
         self._of: dict[int, _Looked] = {}
+        self._since: int | None = None
+        self._falls = 0
+
+    def fell(self, attempt: int) -> None:
+        """A norm fell steeply at this attempt."""
+        if self._falls < AGAIN:
+            self._falls += 1
+            self._since = attempt
+            for its in self._of.values():
+                its.windows, its.values = 0, []
 
     def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to this gradient."""
         its = self._of.setdefault(optimizer, _Looked())
-        if its.looks < LOOKS * TIMES:
+        if its.is_due:
             its.parameter, its.then = parameter, _sample(parameter)
 
     def left(self, optimizer: int) -> None:
@@ -70,12 +91,19 @@ class ByHand:
     def ended(self, optimizer: int, order: list[str]) -> Observation | None:
         """The optimizer is stepped. Every few windows what was seen, an event `call_fault` if that was a division."""
         its = self._of.get(optimizer)
-        if its is None or its.parameter is None:
+        if its is None:
             return None
-        its.looks += 1
-        if its.looks % LOOKS or not its.values:
+        its.windows += 1
+        if its.windows % LOOKS or not its.values:
             return None
-        fault = {"fault": "divided_by_hand", "optimizer": optimizer, "order": order, "raised": False}
+        fault: dict[str, Any] = {
+            "fault": "divided_by_hand",
+            "optimizer": optimizer,
+            "order": order,
+            "raised": False,
+        }
+        if self._since is not None and its.windows <= AT_FIRST:
+            fault["since"] = self._since
         values, its.values = gathered(its.values), []
         return Observation("call_fault", values, partial(_fault_in, fault))
 

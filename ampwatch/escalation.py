@@ -1,4 +1,4 @@
-"""When to look closer: which observers a run of non-finite losses calls for.
+"""When to look closer: what a run of non-finite losses calls for, or a norm that fell steeply.
 
 Attempts with a non-finite loss are counted per stream, since in a GAN neighbouring attempts
 belong to different networks. Torch-free and without clock: a pure function of the attempts.
@@ -15,6 +15,7 @@ SEARCH_AGAIN: Final = 64  # further ones before it is searched again
 COMES_AGAIN: Final = 32  # attempts from one non-finite loss to the next, of one that comes and goes
 MARGIN: Final = 4  # attempts by which numbers of a device may be late
 MOST_WAITS: Final = 4  # searches of a stream that wait for a loss that comes and goes
+STEEP: Final = 8.0  # a factor by which a norm falls from one attempt to the next
 
 
 class Wanted(NamedTuple):
@@ -51,6 +52,8 @@ class Escalation:
         self._overflowed: dict[
             int, Sequence[int]
         ] = {}  # tensors of a stream's last attempt, if its loss is finite
+        self._norms: dict[int, float] = {}  # of a stream's last attempt that has one
+        self._fell: int | None = None
 
     def add(self, stream: int, *, loss_is_finite: bool, nan_skip: bool = False) -> None:
         """Add the next attempt of a stream.
@@ -106,6 +109,18 @@ class Escalation:
     def take_overflowed(self, stream: int) -> Sequence[int]:
         """Of which tensors the local gradients are to be looked at in the stream's next attempt; asked once."""
         return self._overflowed.pop(stream, ())
+
+    def norm(self, stream: int, attempt: int, norm: float) -> None:
+        """The L2 norm of the true gradient at the next attempt of a stream; NaN where it has none."""
+        if norm > 0:
+            if norm * STEEP <= self._norms.get(stream, 0.0):
+                self._fell = attempt
+            self._norms[stream] = norm
+
+    def take_fall(self) -> int | None:
+        """The attempt whose norm fell to an eighth of the one before, or less; None where none did. Asked once."""
+        fell, self._fell = self._fell, None
+        return fell
 
     def take_check(self) -> bool:
         """Whether parameters and buffers are to be checked for inf and NaN; asked once."""

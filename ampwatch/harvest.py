@@ -228,6 +228,7 @@ class Harvester:
         self._wanted += self._autopsies.add(attempt, outcome, row)
         self._newest = _Newest(attempt, row, events, self._taken, self._clock())
         self._count(attempt, outcome)
+        self.escalation.norm(attempt.stream, attempt.attempt, row["norm"])
 
     def _settle(self, *, even_open: bool) -> None:
         """Complete the newest attempt, unless it is open and young and the user may still log something for it."""

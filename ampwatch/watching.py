@@ -377,6 +377,8 @@ class Watch(Unwatched):
         assert noted.scale is not None  # update() raises before the first scale()
         numbers = self._measured.numbers(noted.scale, after, tracker, noted.found_inf)
         self._dispatch.attempt(attempt, numbers, self._measured.rows(), device)
+        if (fell := self._harvester.escalation.take_fall()) is not None:
+            self._by_hand.fell(fell)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
         self._dispatch.seen(seen, device, attempt.attempt)
 

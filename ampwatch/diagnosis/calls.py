@@ -40,7 +40,8 @@ def call_order(case: Case) -> Iterator[Finding]:
 def scaled_by_hand(case: Case) -> Iterator[Finding]:
     """A loss that is multiplied by the scale once more, or gradients that are divided by it before unscale_."""
     seen = case.stream.habits.jump.found
-    if seen is None:
+    faults = {event.data.get("fault") for event in case.described.call_faults.events}
+    if seen is None or (seen.way == "by" and "divided_by_hand" in faults):  # which was seen itself
         return
     fault = texts.FAULTS[f"scaled_by_hand.{seen.way}"]
     text = f"From {texts.at(seen.since)} on the true gradient norm is {seen.ratio:.3g} × what it was, at loss scale {texts.power(seen.scale)}."
@@ -78,7 +79,7 @@ def _divided_again(case: Case) -> Iterator[Finding]:
 
 
 def _finding(case: Case, kind: str, events: Sequence[Event]) -> Finding:
-    attempt = max(events[0].attempt, 0)
+    attempt = max(events[0].data.get("since", events[0].attempt), 0)
     first = Moment(attempt, case.step_of(attempt))
     raised = bool(events[0].data.get("raised"))
     what = _words(case, events[0])

@@ -86,6 +86,7 @@ class _CallFault(TypedDict, total=False):
     optimizer: int | None
     order: list[str]
     raised: bool
+    since: int
 
 
 class _Finite(TypedDict, total=False):

@@ -50,6 +50,14 @@ def test_streams_are_counted_apart():
     assert called_for([(0, False), (1, True)] * 3) == ([0, 2], [2])
 
 
+def test_a_norm_that_falls_to_an_eighth_is_told_once():
+    escalation, fell = Escalation(), []
+    for attempt, norm in enumerate([1.0, 0.2, float("nan"), 0.02, 0.01, 0.0, 0.01]):
+        escalation.norm(0, attempt, norm)
+        fell.append(escalation.take_fall())
+    assert fell == [None, None, None, 3, None, None, None]
+
+
 def test_what_is_not_taken_is_kept():
     escalation = Escalation()
     for _ in range(3):

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from loops import half, mlp, recorded, regression, told, worse_than_info
+from loops import half, mlp, recorded, regression, told, train, worse_than_info
 from torch import nn
 
 
-def trained(directory, before=None, after=None, steps=14, init_scale=2.0**10, accumulate=1):
+def trained(directory, before=None, after=None, steps=14, init_scale=2.0**10, accumulate=1, start=0, lr=1e-3):
     """A loop that does something to its gradients before or after unscale_()."""
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
     with recorded(directory) as make:
         scaler = make(model=model, init_scale=init_scale)
         for step in range(steps):
@@ -18,11 +18,12 @@ def trained(directory, before=None, after=None, steps=14, init_scale=2.0**10, ac
                 with half():
                     loss = regression(model, step + part) / accumulate
                 scaler.scale(loss).backward()
-            if before:
+            if before and step >= start:
                 before(model, scaler)
             if after:
                 scaler.unscale_(optimizer)
-                after(model, scaler)
+                if step >= start:
+                    after(model, scaler)
             scaler.step(optimizer)
             scaler.update()
 
@@ -53,6 +54,31 @@ def test_they_are_told_behind_a_descent_of_the_scale(tmp_path):
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity) == ("scaler_bypassed", "error")
     assert "the loop divides gradients of SGD by the loss scale" in finding.headline
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.15])
+def test_gradients_that_are_divided_twice_from_the_middle_of_a_run_on(tmp_path, lr):
+    """Also where the norm is falling by itself, and where what is left looks as if it underflowed."""
+    trained(tmp_path, before=divide, steps=60, init_scale=2.0**16, start=30, lr=lr)
+    assert told(tmp_path) == [("scaler_bypassed", "error", 30, "")]
+
+
+def test_those_that_are_from_then_on_behind_unscale_(tmp_path):
+    """No norm tells it: they are looked at in 4 of 64 windows."""
+    trained(tmp_path, after=divide, steps=80, start=20)
+    assert told(tmp_path) == [("scaler_bypassed", "error", 68, "")]
+
+
+def test_a_norm_that_falls_steeply_by_itself_is_silent(tmp_path):
+    """A loss that is divided by 2^16 from its 30th step on."""
+
+    def loss(step):
+        return regression(model, step) / (1 if step < 30 else 2.0**16)
+
+    model = mlp()
+    with recorded(tmp_path) as make:
+        train(model, make(model=model), loss, steps=60)
+    assert told(tmp_path) == []
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
