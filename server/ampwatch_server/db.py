@@ -7,6 +7,7 @@ SQLite and PostgreSQL by the same code. What is committed is on the disk: `synch
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from ampwatch.filesystems import network_mount
 
 from .store.codec import CODEC
 from .tables import metadata
-from .writer import Writer, told_when_unavailable
+from .writer import Unavailable, Writer, told_when_unavailable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ _BODIES: Final = (
 _BUSY_MS: Final = 10_000
 _READERS: Final = 16
 _SQLITE_FULL: Final = 2
+_FILE: Final = (
+    "ampwatch_file"  # what a connection notes of itself: path and identity of the file that it has opened
+)
 
 
 class Database:
@@ -210,6 +214,8 @@ def _engine(url: URL, *, reads: bool) -> Engine:
         engine = sa.create_engine(url, **options)
         sa.event.listen(engine, "connect", _open_sqlite_reading if reads else _open_sqlite_writing)
         sa.event.listen(engine, "begin", _begin_reading if reads else _begin_writing)
+        if not reads:
+            sa.event.listen(engine, "commit", _refuse_another_file)
         return engine
     if reads:
         options |= {"isolation_level": "REPEATABLE READ", "execution_options": {"postgresql_readonly": True}}
@@ -232,7 +238,7 @@ def _open_sqlite_reading(connection: Any, _record: Any) -> None:
     _open_sqlite(connection, "query_only=ON")
 
 
-def _open_sqlite_writing(connection: Any, _record: Any) -> None:
+def _open_sqlite_writing(connection: Any, record: Any) -> None:
     # auto_vacuum is only heard before the file has its first page, which journal_mode writes
     _open_sqlite(connection, "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL")
     found = connection.execute("PRAGMA synchronous").fetchone()[0]
@@ -240,6 +246,26 @@ def _open_sqlite_writing(connection: Any, _record: Any) -> None:
         raise AmpwatchError(
             f"database: SQLite refuses synchronous=FULL (it is {found}); nothing would be durable"
         )
+    path = connection.execute("PRAGMA database_list").fetchone()[2]
+    record.info[_FILE] = (path, _identity(path))
+
+
+def _refuse_another_file(connection: Connection) -> None:
+    """Commit into no file that has been deleted or replaced: SQLite would, and it would be gone with the process."""
+    path, opened = connection.info[_FILE]
+    if _identity(path) != opened:
+        raise Unavailable(
+            f"the database cannot be used now: {path} was deleted or replaced since it was opened; "
+            "put it back, or start the server again"
+        )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        there = os.stat(path)
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
 
 
 def _open_postgres_writing(connection: Any, _record: Any) -> None:

@@ -33,6 +33,7 @@ SOON_S: Final = 1.0
 CALM_S: Final = (10.0, 20.0)
 YOUNG_S: Final = 120.0
 MOOD_S: Final = 1.0
+READY_S: Final = 1.0
 MOODS: Final = 10_000
 WATCH_TOLD_S: Final = 5.0
 WATCH_S: Final = 15.0  # how long the other servers believe that a run is watched
@@ -76,7 +77,7 @@ class Service:
         self.token_rates = Rates(settings.token_per_s)
         self.producer_rates = Rates(settings.producer_per_s)
         self._moods: dict[str, _Mood] = {}
-        self._watches_told = float("-inf")
+        self._watches_told = self._ready_until = float("-inf")
         self._follower = (
             None if settings.directory is None else Follower(settings.directory, self.inbox, self.database)
         )
@@ -97,6 +98,17 @@ class Service:
         self.alerts.stop()
         self.retention.stop()
         self.database.close()
+
+    def prove_ready(self) -> None:
+        """Commit a transaction that writes, unless one was within a second: whoever asks needs no token.
+
+        Errors: Unavailable.
+        """
+        if time.monotonic() < self._ready_until:
+            return
+        version = t.formats.c.version
+        self.database.write(lambda connection: connection.execute(t.formats.update().values(version=version)))
+        self._ready_until = time.monotonic() + READY_S
 
     def known_wait_s(self, run: str) -> float | None:
         """When a client should send again, where the database need not be asked for it."""

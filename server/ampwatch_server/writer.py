@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -16,6 +16,8 @@ from sqlalchemy.engine import Connection, Engine
 from ampwatch.errors import AmpwatchError
 
 T = TypeVar("T")
+
+_READ_ONLY: Final = "25006"  # of PostgreSQL: the server was made a standby
 
 
 class Unavailable(AmpwatchError):
@@ -28,6 +30,10 @@ def told_when_unavailable() -> Iterator[None]:
     try:
         yield
     except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        raise Unavailable(f"the database cannot be used now: {error.orig}") from error
+    except sa.exc.InternalError as error:
+        if getattr(error.orig, "sqlstate", "") != _READ_ONLY:
+            raise
         raise Unavailable(f"the database cannot be used now: {error.orig}") from error
     except sa.exc.TimeoutError as error:
         raise Unavailable("the database cannot be used now: every connection is busy") from error

@@ -83,6 +83,33 @@ def test_a_full_database_is_told_from_a_bug(tmp_path) -> None:
     service.database.close()
 
 
+@pytest.mark.parametrize("become", ["deleted", "replaced"])
+def test_a_file_that_is_not_there_any_more_takes_nothing(tmp_path, become: str) -> None:
+    service = Service(Settings(str(tmp_path / "a.db")), Diagnosis)
+    batches = [sent.attempts(i, i + 1, seq=i) for i in range(3)]
+    sent.store(service, batches[0], fold=False)
+    (tmp_path / "a.db").rename(tmp_path / "away.db")
+    if become == "replaced":
+        (tmp_path / "a.db").touch()
+    with pytest.raises(Unavailable, match="was deleted or replaced since it was opened"):
+        sent.store(service, batches[1], fold=False)
+    (tmp_path / "away.db").rename(tmp_path / "a.db")
+    sent.store(service, *batches)
+    assert sent.attempts_of(service, "r") == 3
+    service.database.close()
+
+
+def test_a_server_is_ready_where_it_can_write(service: Service) -> None:
+    service.prove_ready()
+    sqlite = service.settings.url.get_backend_name() == "sqlite"
+    read_only = "PRAGMA query_only = on" if sqlite else "SET default_transaction_read_only = on"
+    service.database.write(lambda connection: connection.exec_driver_sql(read_only))
+    service.prove_ready()  # asked a moment ago
+    service._ready_until = 0.0
+    with pytest.raises(Unavailable, match=r"cannot be used now: .*(readonly|read-only)"):
+        service.prove_ready()
+
+
 def test_a_lease_from_before_the_clock_was_set_back_is_not_waited_for(
     service: Service, clock: list[float]
 ) -> None:
