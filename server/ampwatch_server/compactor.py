@@ -282,7 +282,7 @@ class Compactor:
     def _fold_producers(
         self, lease: Lease, diagnosis: RunDiagnosis, producers: Iterable[Row[Any]], lowest: Mapping[int, int]
     ) -> dict[int, int]:
-        """Fold what the diagnosis was given, where a window may be complete; answer where each producer ends."""
+        """Fold what the diagnosis was given, where a window may be complete; answer up to where each is rolled up."""
         ends = {}
         for row in producers:
             ends[row.id] = row.end_attempt

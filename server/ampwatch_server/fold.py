@@ -28,7 +28,7 @@ from .store.cover import Where, level_points
 from .store.place import Window, is_at, read_at, write_chunks, write_parts, written_codec
 from .store.points import select
 from .store.rows import by_stream, by_window, union
-from .store.tail import Key, TailReader, Waiting, foldable, load
+from .store.tail import Key, TailReader, Waiting, first_waiting, foldable, load
 from .store.windows import MAX_ATTEMPT, TOP_LEVEL, WINDOW, floor_to, point_size, window_size
 from .tables import chunks, inbox, parts, producers
 
@@ -39,7 +39,10 @@ FOLDED_BYTES: Final = 16 << 20  # … so much, unless one is larger: memory, and
 def fold(
     database: Database, tails: TailReader, lease: Lease, producer_id: int, given: set[Key], *, whole: bool
 ) -> int:
-    """Fold what a producer has gone past, roll up the windows that are complete, and answer where its attempts end.
+    """Fold what a producer has gone past, roll up the windows that are complete, and answer up to which attempt.
+
+    A window into which something that waits will be folded is not complete: rolled up before, it would have to be taken
+    apart again, window after window through a backlog.
 
     Arguments:
         tails: knows waiting batches decoded.
@@ -56,8 +59,10 @@ def fold(
     oldest = {"attempts": row.attempts_from, "tensors": row.tensors_from}
     while _fold_some(database, tails, lease, producer_id, given, edge, oldest):
         pass
-    roll(database, lease, producer_id, row.end_attempt)
-    return int(row.end_attempt)
+    with database.read() as connection:
+        end = min(int(row.end_attempt), first_waiting(connection, producer_id))
+    roll(database, lease, producer_id, end)
+    return end
 
 
 def add_missing_parts(database: Database, lease: Lease, *which: sa.ColumnElement[bool]) -> None:

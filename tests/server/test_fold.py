@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from ampwatch.records import Event
 from ampwatch_server import tables as t
+from ampwatch_server.fold import fold
 from ampwatch_server.lease import Lease, LeaseLost
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
 from ampwatch_server.store.series import Range, read_series
+from ampwatch_server.store.tail import Key
 from ampwatch_server.store.tensors import read_heatmap
 
 WINDOW = 1024
@@ -35,6 +37,13 @@ def places(service: Service) -> list[tuple[int, int, int]]:
 def inbox_size(service: Service) -> int:
     with service.database.read() as connection:
         return connection.execute(sa.select(sa.func.count()).select_from(t.inbox)).scalar_one()
+
+
+def fold_given(service: Service, given: set[Key]) -> None:
+    """As the compactor does, of a producer of which so much was looked at."""
+    lease = Lease("r", "here", service.settings)
+    service.database.write(lease.acquire)
+    fold(service.database, service.tails, lease, 1, given, whole=False)
 
 
 def test_a_window_is_folded_once_its_producer_has_gone_past_it(service: Service) -> None:
@@ -200,6 +209,17 @@ def answers(service: Service, run: str) -> list[object]:
         grid = read_heatmap(connection, service.tails, run, "headroom_log2", asked, rows=None)
     streams = [stream | {"producer": ""} for stream in lines["streams"]]
     return [streams, grid["attempt"], grid["values"]]
+
+
+def test_through_a_backlog_no_window_is_rolled_up_before_all_of_it_is_folded(service: Service) -> None:
+    batches = [sent.attempts(i * WINDOW, (i + 1) * WINDOW, i) for i in range(18)]
+    sent.store(service, *batches, fold=False)
+    keys = [(1, i) for i in range(18)]
+    found = []
+    for most in (10, 17):
+        fold_given(service, set(keys[:most]))
+        found.append([place for place in places(service) if place[1]])
+    assert found == [[], [(0, 1, 0)]]
 
 
 def test_the_points_of_an_open_parent_are_there_as_parts(service: Service) -> None:

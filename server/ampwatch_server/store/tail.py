@@ -18,7 +18,7 @@ from ampwatch_server.tables import inbox, producers
 from .points import KEYS, concat, select
 from .rows import by_stream, unique, with_seq
 from .stats import with_lost_share
-from .windows import WINDOW
+from .windows import MAX_ATTEMPT, WINDOW
 
 _CACHED_BYTES: Final = 64 << 20
 
@@ -156,6 +156,15 @@ def foldable(connection: Connection, producer_id: int, end: int) -> list[Waiting
         Waiting((producer_id, seq), max(first, folded), size)
         for seq, first, folded, size in connection.execute(query.order_by(row.seq)).all()
     ]
+
+
+def first_waiting(connection: Connection, producer_id: int) -> int:
+    """The lowest attempt of a producer that waits to be folded; MAX_ATTEMPT where none does."""
+    row = inbox.c
+    first = sa.case((row.first < row.folded, row.folded), else_=row.first)
+    which = (row.producer == producer_id, row.kind != "events", row.last >= row.folded)
+    found = connection.execute(sa.select(sa.func.min(first)).where(*which)).scalar()
+    return MAX_ATTEMPT if found is None else int(found)
 
 
 def batch_of(row: Row[tuple[object, ...]]) -> Batch:
