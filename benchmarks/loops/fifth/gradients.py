@@ -68,7 +68,7 @@ def a_shop_that_clears_when_it_steps(lab: Lab, fault: bool) -> Happened:
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     scaler = lab.scaler(model, init_scale=2.0**15, growth_interval=25)
     weight = 8.0  # the ceiling is near 2**18
-    fell: int | None = None
+    left: int | None = None
     optimizer.zero_grad()
     for step in lab.steps(115):
         for _ in range(3):
@@ -80,15 +80,15 @@ def a_shop_that_clears_when_it_steps(lab: Lab, fault: bool) -> Happened:
         scale = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
-        if scaler.get_scale() < scale and fell is None:
-            fell = step
+        if scaler.get_scale() < scale and left is None:
+            left = step + 1  # the first window that begins with what was left
         if not fault or scaler.get_scale() >= scale:
             optimizer.zero_grad()
         lab.note(loss)
-    return Happened(fell)
+    return Happened(left)
 
 
-@faulty("accumulation", "warning")
+@faulty("accumulation", "warning", within=9, per_step=3)
 def nine_in_windows_of_four(lab: Lab, fault: bool) -> Happened:
     """Nine micro-batches an epoch in windows of four: the last holds one, and the loss is divided by nothing."""
     model = mlp(8, 32, 1)
