@@ -2,7 +2,8 @@
 
 An alert is written beside the finding, in the same transaction, once for a finding and a destination. Any server
 sends it; which one does so claims it for a minute first. What a destination does not take is tried again for a day,
-ever more rarely.
+ever more rarely. One that does not answer is left alone for a minute, whatever waits for it: each try costs seconds,
+and others wait.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ampwatch.diagnosis.findings import Finding
 from . import tables as t
 from .chore import Chore
 from .db import Database, upsert
-from .destinations import AlertSettings, Destination, NotSent, send
+from .destinations import AlertSettings, Destination, NoAnswer, NotSent, send
 from .settings import Settings
 from .store.blob import jsonable, pack, unpack
 from .writer import Unavailable
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 5.0
 STOP_S: Final = 5.0
 CLAIM_S: Final = 60.0  # longer than a request may take
+SILENT_S: Final = 60.0
 FIRST_RETRY_S: Final = 10.0
 LONGEST_RETRY_S: Final = 3600.0
 GIVE_UP_S: Final = 86400.0
@@ -52,6 +54,7 @@ class Alerts:
     ) -> None:
         self._database, self._clock, self._post = database, settings.clock, post
         self._settings: AlertSettings = settings.alerts
+        self._silent: dict[str, float] = {}  # destinations that did not answer, and when they are asked again
         self._chore = Chore("alerts", self.send_due, POLL_S)
 
     def start(self) -> None:
@@ -103,7 +106,8 @@ class Alerts:
     def _claim(self, connection: Connection) -> Row[Any] | None:
         """The alert that has been due for longest, which no other server tries for a while."""
         now = self._clock()
-        mine = sa.and_(t.outbox.c.due <= now, t.outbox.c.destination.in_(self._destinations))
+        asked = [name for name in self.names if not now < self._silent.get(name, now) <= now + SILENT_S]
+        mine = sa.and_(t.outbox.c.due <= now, t.outbox.c.destination.in_(asked))
         query = sa.select(t.outbox).where(mine).order_by(t.outbox.c.due).limit(1)
         if (row := connection.execute(query).one_or_none()) is None:
             return None
@@ -118,6 +122,8 @@ class Alerts:
         except NotSent as error:
             outcome, due = str(error), self._next_try(alert)
             log.warning("alert to %s: %s%s", destination.name, error, "" if due else "; given up")
+            if isinstance(error, NoAnswer):
+                self._leave_alone(destination)
         except Unavailable:
             raise
         except Exception:  # it stops none of the others, nor is it tried for ever
@@ -125,6 +131,15 @@ class Alerts:
             log.exception("alert to %s failed", destination.name)
         mine = t.outbox.update().where(t.outbox.c.id == alert.id, t.outbox.c.due.is_not(None))
         self._database.write(lambda c: c.execute(mine.values(due=due, outcome=outcome)))
+
+    def _leave_alone(self, destination: Destination) -> None:
+        """Ask nothing of it for a while; what is too old by then would never have its turn."""
+        now = self._clock()
+        self._silent[destination.name] = now + SILENT_S
+        box = t.outbox.c
+        old = (box.destination == destination.name, box.due.is_not(None), box.created < now - GIVE_UP_S)
+        given_up = t.outbox.update().where(*old).values(due=None, outcome="no answer")
+        self._database.write(lambda connection: connection.execute(given_up))
 
     def _next_try(self, alert: Row[Any]) -> float | None:
         now = self._clock()

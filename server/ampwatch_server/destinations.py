@@ -42,6 +42,10 @@ class NotSent(AmpwatchError):
     """A destination did not take an alert. What it said beyond its status is not told."""
 
 
+class NoAnswer(NotSent):
+    """It said nothing at all, which may have taken `TIMEOUT_S` to find out."""
+
+
 class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One webhook.
 
@@ -115,7 +119,7 @@ def send(destination: Destination, message: Mapping[str, Any], resolve: Resolve 
             response = client.send(request, stream=True)  # the body stays unread
             response.close()
     except httpx.HTTPError as error:
-        raise NotSent(f"no answer: {type(error).__name__}") from error
+        raise NoAnswer(f"no answer: {type(error).__name__}") from error
     if not response.is_success:
         raise NotSent(f"answered {response.status_code}")
     return f"answered {response.status_code}"

@@ -90,8 +90,10 @@ def answer_to(error: AmpwatchError) -> Response:
     if isinstance(error, Problem):
         return problem(error.status, error.detail, field=error.field, headers=error.headers)
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable):  # where the database is, is nobody's business who has no token
         log.warning("%s", error)
+        told = "the database cannot be used now; the server's log says why"
+        return problem(status, told, headers={"Retry-After": "1"})
     if isinstance(error, (InvalidBatch, InvalidPolicy)):
         return problem(status, error.reason, field=error.field)
     return problem(status, str(error), headers={"Retry-After": "1"} if status == 503 else None)

@@ -16,8 +16,16 @@ from test_diagnoser import found, overflowing
 
 from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.errors import SettingsError
-from ampwatch_server.alerts import GIVE_UP_S, Alerts
-from ampwatch_server.destinations import AlertSettings, Destination, NotSent, is_public, read_alerts, send
+from ampwatch_server.alerts import GIVE_UP_S, SILENT_S, Alerts
+from ampwatch_server.destinations import (
+    AlertSettings,
+    Destination,
+    NoAnswer,
+    NotSent,
+    is_public,
+    read_alerts,
+    send,
+)
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
@@ -87,6 +95,31 @@ def test_what_is_not_taken_is_tried_again_ever_more_rarely_then_given_up(
         shown = alerts.shown(connection)[0]
     assert (shown["waiting"], shown["sent"], shown["not_sent"]) == (0, 0, count)
     assert shown["last_outcome"] == "answered 503"
+
+
+def test_a_destination_that_does_not_answer_keeps_no_other_waiting(database: str, clock: list[float]) -> None:
+    asked = []
+
+    def post(destination: Destination, message: dict[str, object]) -> str:
+        asked.append(destination.name)
+        if destination.name == "hangs":
+            raise NoAnswer("no answer: ReadTimeout")
+        return "answered 200"
+
+    both = (Destination(name, f"https://{name}.example") for name in ("hangs", "ops"))
+    service = service_with(database, clock, *both)
+    for producer, run in ((sent.P, "r"), (sent.Q, "s")):
+        sent.store(service, *overflowing(producer=producer, run=run))
+    alerts = Alerts(service.database, service.settings, post)
+    assert (alerts.send_due(), sorted(asked)) == (3, ["hangs", "ops", "ops"])
+    clock[0] += SILENT_S + 1
+    assert (alerts.send_due(), asked[3:]) == (1, ["hangs"])
+    clock[0] += GIVE_UP_S
+    alerts.send_due()
+    with service.database.read() as connection:
+        hangs = next(shown for shown in alerts.shown(connection) if shown["name"] == "hangs")
+    assert (hangs["waiting"], hangs["not_sent"]) == (0, 2)
+    service.database.close()
 
 
 def test_a_server_that_died_while_sending_leaves_the_alert_to_another(

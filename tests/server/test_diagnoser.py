@@ -19,12 +19,13 @@ from ampwatch_server.settings import Settings
 from ampwatch_server.store.findings import findings_of
 
 
-def overflowing() -> list[Batch]:
+def overflowing(**header: str) -> list[Batch]:
     """Twelve attempts whose loss is NaN: nothing is ever learned."""
     n = 12
     scale = [65536.0 / 2**i for i in range(n)]
     columns = {"loss": [math.nan] * n, "found_inf": [1] * n, "skipped": [1] * n, "scale": scale}
-    return [sent.events(Event("run", 1.0, data={"name": "x"})), sent.attempts(0, n, 1, **columns)]
+    described = sent.events(Event("run", 1.0, data={"name": "x"}), **header)
+    return [described, sent.attempts(0, n, 1, **columns, **header)]
 
 
 def found(service: Service) -> dict[str, object]:
