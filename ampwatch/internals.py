@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -30,6 +31,7 @@ REPLICATOR: Final = {"__init__": ["self", "master_tensor"], "get": ["self", "dev
 """The same of what gives each device its copy of found_inf and of the inverse scale."""
 
 _torchs = torch.amp.grad_scaler
+_STEP: Final = Scaler.step.__code__
 
 
 def mismatches(scaler: type[Scaler]) -> list[str]:
@@ -194,6 +196,14 @@ def is_captured() -> bool:
     """Whether a graph is being captured, which our own calls must not become part of."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return started and torch.cuda.is_current_stream_capturing()
+
+
+def in_scaler_step() -> bool:
+    """Whether this is called from within step() of a scaler of torch's, watched or not."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _STEP:
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_lazy(outputs: object) -> bool:

@@ -32,6 +32,7 @@ Fault = Literal[
     "unscaled_backward",
     "divided_by_hand",
     "scale_without_step",
+    "scale_unused",
     "missing_update",
     "closure",
     "closure_wanted",
@@ -112,11 +113,12 @@ class Protocol:
         """Whether nothing but scale() was called yet."""
         self._moved = 0
 
-    def scale(self, *, moved: bool | None = None) -> list[CallFault]:
+    def scale(self, *, moved: bool | None = None, used: bool = True) -> list[CallFault]:
         """A loss was scaled; torch refuses it never.
 
         Arguments:
             moved: whether weights have changed since the last call, as long as `only_scales`; None: not known.
+            used: whether a backward pass has come through a loss that was scaled before.
         """
         self.window.add("scale")
         self.window.losses += 1
@@ -126,7 +128,8 @@ class Protocol:
         self._moved += bool(moved)
         if not (moved and self._moved == MOVED) and not (moved is None and self.window.losses == UNSTEPPED):
             return []
-        return [CallFault("scale_without_step", None, self.window.order, raised=False)]
+        fault: Fault = "scale_without_step" if used else "scale_unused"
+        return [CallFault(fault, None, self.window.order, raised=False)]
 
     def accumulated(self, optimizer: int) -> None:
         """A backward pass has added to the gradients of an optimizer."""

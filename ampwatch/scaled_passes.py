@@ -60,6 +60,11 @@ class ScaledPasses:
                 loss.register_hook(self._hook)  # type: ignore[no-untyped-call]
 
     @property
+    def are_used(self) -> bool:
+        """Whether a backward pass has come through a scaled loss of this window, or may have."""
+        return self._begun or not self._is_known
+
+    @property
     def _looks(self) -> bool:
         """Whether this window is looked at: it takes two in a row."""
         return self._windows < AT_FIRST or self._windows % LOOK_EVERY < 2

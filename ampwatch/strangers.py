@@ -1,28 +1,42 @@
-"""Optimizers that the scaler never steps: whether they are stepped with gradients of its losses.
+"""Optimizers that the scaler never steps: whether their gradients are scaled, or are float16 and should have been.
 
 Many are of no concern: another model's, or a second one in float32 whose loss is never scaled. So the first step of
 one only makes it a suspect. From then on it is looked at which backward passes add to its gradients, by the number
-that autograd gives each pass: one that begins at a scaled loss leaves gradients that are scaled, and proves it. One of
-which that is not seen in a few steps is cleared, and costs nothing any more.
+that autograd gives each pass: one that comes through a scaled loss leaves gradients that are scaled, and proves it. Of
+any other pass a few gradients are read, which tell float16 by its grid (docs/numerics.md, section 4), unless another
+scaler steps it. A suspect of which neither is seen in a few steps is cleared, and costs nothing any more.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from .hooks import Hook
+from . import internals
+from .hooks import Hook, is_plain, local
+from .stats.reference import statistics
 from .steps import listen, listen_no_more
 
 CLEARED_AFTER: Final = 4  # steps of a suspect without a scaled gradient
+MATRICES: Final = (
+    4  # parameters of a suspect that are read, beside the first: those that a layer in float16 may hold
+)
+
+
+class Look(NamedTuple):
+    """The statistics of one gradient as backward has left it, and as the optimizer has stepped with it."""
+
+    left: Tensor
+    taken: Tensor
 
 
 class Watcher(Protocol):
@@ -37,6 +51,9 @@ class Watcher(Protocol):
     def stepped_by_itself(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped outside the scaler with gradients of a scaled loss."""
 
+    def stepped_unscaled(self, optimizer: Optimizer, seen: Sequence[Look]) -> None:
+        """One has stepped with gradients of another loss."""
+
 
 @dataclass
 class _Suspect:
@@ -44,6 +61,9 @@ class _Suspect:
 
     is_scaled: bool = False  # a backward pass of a scaled loss has added to its gradients since its last step
     looks: int = 0
+    seen: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # statistics of its gradients since then, by parameter
 
 
 class Strangers:
@@ -53,14 +73,20 @@ class Strangers:
         self._watcher = weakref.ref(watcher)
         self._suspects: weakref.WeakKeyDictionary[Optimizer, _Suspect] = weakref.WeakKeyDictionary()
         self._cleared: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._pass = -1  # the newest backward pass of a scaled loss
+        self._pass = -1  # the newest backward pass through a scaled loss
+        self._knows_all = True
 
-    def scaled(self, losses: Iterable[Tensor]) -> None:
-        """These losses have been scaled."""
+    def scaled(self, scaled: Iterable[Tensor], *, is_known: bool = True) -> None:
+        """These are what scale() has answered.
+
+        Arguments:
+            is_known: whether these are all; of a lazy iterable nothing is seen.
+        """
         listen(self)
+        self._knows_all = self._knows_all and is_known
         if self._suspects:
             hook = Hook("scaler.strange_backward", partial(_begun, weakref.ref(self)))
-            for loss in losses:
+            for loss in scaled:
                 if loss.requires_grad:
                     loss.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -85,37 +111,49 @@ class Strangers:
         elif suspect is None:
             self._suspect(watcher, optimizer)
         elif suspect.is_scaled:
-            suspect.is_scaled, suspect.looks = False, 0
+            suspect.is_scaled, suspect.looks, suspect.seen = False, 0, {}
             watcher.stepped_by_itself(optimizer)
         else:
             suspect.looks += 1
+            seen, suspect.seen = suspect.seen, {}
+            if seen and self._knows_all and not internals.in_scaler_step():
+                watcher.stepped_unscaled(optimizer, list(_looks(optimizer, seen)))
             if suspect.looks >= CLEARED_AFTER:
                 del self._suspects[optimizer]
                 self._cleared.add(optimizer)
 
     def begun(self) -> None:
-        """The backward pass of a scaled loss has begun."""
+        """A backward pass comes through a scaled loss."""
         self._pass = torch._C._current_graph_task_id()
 
-    def accumulated(self, suspect: _Suspect) -> None:
-        """A backward pass has added to the gradients of a suspect."""
+    def accumulated(self, suspect: _Suspect, parameter: Tensor) -> None:
+        """A backward pass has added to the gradient of this parameter, one of a suspect's."""
         suspect.is_scaled = suspect.is_scaled or torch._C._current_graph_task_id() == self._pass
+        grad, key = parameter.grad, id(parameter)
+        if not suspect.is_scaled and key not in suspect.seen and grad is not None and is_plain(grad):
+            suspect.seen[key] = statistics(local(grad))
 
     def _suspect(self, watcher: Watcher, optimizer: Optimizer) -> None:
-        """Watch one of its parameters; one that shares it with an optimizer of ours is a part of that."""
+        """Watch some of its parameters; one that shares the first with an optimizer of ours is a part of that."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        parameter = next(
-            (p for p in parameters if p.grad is not None and p.is_leaf and p.requires_grad), None
-        )
-        if parameter is None:
+        trained = [p for p in parameters if p.grad is not None and p.is_leaf and p.requires_grad]
+        if not trained:
             return
-        if watcher.unscales(parameter):
+        if watcher.unscales(trained[0]):
             self._cleared.add(optimizer)
             return
         suspect = self._suspects[optimizer] = _Suspect()
         hook = Hook("scaler.strange_gradient", partial(_accumulated, weakref.ref(self), weakref.ref(suspect)))
-        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
-        weakref.finalize(suspect, handle.remove)  # when it is let go, or its optimizer is gone
+        for parameter in [trained[0], *islice((p for p in trained[1:] if p.dim() > 1), MATRICES)]:
+            handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+            weakref.finalize(suspect, handle.remove)  # when it is let go, or its optimizer is gone
+
+
+def _looks(optimizer: Optimizer, seen: Mapping[int, Tensor]) -> Iterator[Look]:
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        left, grad = seen.get(id(parameter)), parameter.grad
+        if left is not None and grad is not None and is_plain(grad):
+            yield Look(left, statistics(local(grad)))
 
 
 def _begun(strangers: weakref.ref[Strangers], *_: object) -> None:
@@ -124,7 +162,9 @@ def _begun(strangers: weakref.ref[Strangers], *_: object) -> None:
         alive.begun()
 
 
-def _accumulated(strangers: weakref.ref[Strangers], suspect: weakref.ref[_Suspect], *_: object) -> None:
+def _accumulated(
+    strangers: weakref.ref[Strangers], suspect: weakref.ref[_Suspect], parameter: Tensor
+) -> None:
     alive, looked_at = strangers(), suspect()
     if alive is not None and looked_at is not None:
-        alive.accumulated(looked_at)
+        alive.accumulated(looked_at, parameter)

@@ -8,21 +8,27 @@ stepped, and from the first such step on also as a backward pass leaves them, be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from .hooks import Hook, Numbers, Observation, gathered, is_plain, local
 from .observers import origins_in
 from .protocol import Protocol
+from .stats.layout import SCALARS, WIDTH
 from .stats.reference import statistics
+from .strangers import Look
 
 LOOKS: Final = 8  # steps of an optimizer
 TENSORS: Final = 2  # of it that are looked at, at a statistics pass each
+UNSCALED: Final = (
+    64.0  # a factor, beyond what a clip takes, by which a loop makes gradients smaller that it scaled by hand
+)
 
 
 class UnscaledSteps:
@@ -61,7 +67,20 @@ class UnscaledSteps:
         self._look_early(optimizer, its)
         order = self._protocol.window.order
         fault = {"fault": "unscaled_step", "optimizer": optimizer, "order": order, "raised": False}
-        return Observation("call_fault", gathered(list(seen.values())), partial(_fault_in, fault, list(seen)))
+        return Observation("call_fault", gathered(list(seen.values())), partial(_fault_in, fault, len(seen)))
+
+    def stranger(self, optimizer: Optimizer, looks: Sequence[Look]) -> Observation:
+        """One that no scaler steps has stepped so: the same event, if the loop did not unscale gradients by hand."""
+        order, name = self._protocol.window.order, type(optimizer).__name__
+        fault = {
+            "fault": "unscaled_step",
+            "optimizer": None,
+            "class": name,
+            "order": order,
+            "raised": False,
+        }
+        seen = gathered([*(look.left for look in looks), *(look.taken for look in looks)])
+        return Observation("call_fault", seen, partial(_fault_of_stranger, fault))
 
     def accumulated(self, optimizer: int, tensor: int, parameter: Tensor) -> None:
         """A backward pass has added to this gradient: the first of a window without a scaled loss is looked at."""
@@ -99,5 +118,12 @@ def _accumulated(steps: weakref.ref[UnscaledSteps], optimizer: int, tensor: int,
         alive.accumulated(optimizer, tensor, parameter)
 
 
-def _fault_in(fault: dict[str, Any], tensors: list[int], numbers: Numbers) -> dict[str, Any]:
-    return fault if "float16" in origins_in(tensors, numbers)["origins"].values() else {}
+def _fault_of_stranger(fault: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
+    left, taken = numbers.reshape(2, -1, WIDTH)
+    largest = SCALARS.index("max_abs")
+    is_unscaled = taken[:, largest].max() * UNSCALED < left[:, largest].max()
+    return {} if is_unscaled else _fault_in(fault, len(left), left)
+
+
+def _fault_in(fault: dict[str, Any], tensors: int, numbers: Numbers) -> dict[str, Any]:
+    return fault if "float16" in origins_in(range(tensors), numbers)["origins"].values() else {}

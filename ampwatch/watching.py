@@ -37,7 +37,7 @@ from .registry import Sink, dtype_name, registry_of
 from .ring import Memory
 from .scaled_passes import ScaledPasses
 from .stats.choose import REFERENCE, Statistics, choose
-from .strangers import Strangers
+from .strangers import Look, Strangers
 from .succession import settle
 from .tripwires import Tripwires
 from .unscaled_steps import UnscaledSteps
@@ -120,10 +120,11 @@ class Watch(Unwatched):
     def scaled(self, scaler: Scaler, outputs: object, scaled: object) -> None:
         """`scale()` has made the one of the other."""
         with guard("scaler.scale", self.recorder.fault):
-            losses = internals.tensors_in(outputs)
+            losses, is_known = internals.tensors_in(outputs), not internals.is_lazy(outputs)
             self._note_losses(scaler, losses)
             if scaler.is_enabled():
-                self._passes.scaled(internals.tensors_in(scaled), is_known=not internals.is_lazy(outputs))
+                for each in (self._passes, self._strangers):
+                    each.scaled(internals.tensors_in(scaled), is_known=is_known)
 
     def unscaling(self, scaler: Scaler, optimizer: Optimizer) -> Span:
         """Around an explicit `unscale_()`; the one that torch's `step()` calls is no call of the user's."""
@@ -220,6 +221,10 @@ class Watch(Unwatched):
         """An optimizer that the scaler never steps has stepped with gradients of a scaled loss."""
         self._tell(self._protocol.step_outside(self._registry.optimizer(optimizer), is_scaled=True))
 
+    def stepped_unscaled(self, optimizer: Optimizer, seen: Sequence[Look]) -> None:
+        """One has stepped with gradients of a loss that was not scaled."""
+        self._probes.note(self._unscaled_steps.stranger(optimizer, seen))
+
     def captured(self) -> None:
         """The scaler is called while a graph is captured: what replays it is not seen. Told once."""
         if not self._is_captured:
@@ -240,8 +245,7 @@ class Watch(Unwatched):
             return
         self.recorder.logbook.begin()
         moved = self._models.has_moved() if self._protocol.only_scales else None
-        self._tell(self._protocol.scale(moved=moved))
-        self._strangers.scaled(losses)
+        self._tell(self._protocol.scale(moved=moved, used=self._passes.are_used))
         self._probes.forward_ended(losses)
         if losses:
             self._measured.losses.add(losses, internals.scale_of(scaler).device)

@@ -22,6 +22,7 @@ _BYPASSED: Final = frozenset(
         "divided_by_hand",
         "stepped_again",
         "scale_without_step",
+        "scale_unused",
     }
 )
 
@@ -108,7 +109,7 @@ def _told(what: str, events: Sequence[Event]) -> Evidence:
 
 def _words(case: Case, event: Event) -> str:
     return texts.FAULTS[event.data["fault"]].format(
-        optimizer=case.described.optimizer_name(event.data.get("optimizer"))
+        optimizer=event.data.get("class") or case.described.optimizer_name(event.data.get("optimizer"))
     )
 
 

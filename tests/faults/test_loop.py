@@ -162,7 +162,7 @@ def test_micro_batches_that_are_unscaled_one_by_one(tmp_path, each, expected):
     assert told(tmp_path) == expected
 
 
-def actor_and_critic(directory, step_actor, actor_loss=None, steps=12):
+def actor_and_critic(directory, step_actor, actor_loss=torch.amp.GradScaler.scale, steps=12):
     """Two optimizers; `step_actor(scaler, optimizer)` is how the loop steps the second of them."""
     model = nn.ModuleList([mlp(), mlp()])
     with recorded(directory) as make:
@@ -174,7 +174,7 @@ def actor_and_critic(directory, step_actor, actor_loss=None, steps=12):
             with half():
                 losses = [regression(m, step) for m in model]
             scaler.scale(losses[0]).backward()
-            (actor_loss or scaler.scale)(losses[1]).backward()
+            actor_loss(scaler, losses[1]).backward()
             scaler.step(critic)
             step_actor(scaler, actor)
             scaler.update()
@@ -186,9 +186,86 @@ def test_a_second_optimizer_that_is_stepped_with_scaled_gradients(tmp_path):
     assert said == [("scaler_bypassed", "error", 1)]
 
 
-def test_one_that_goes_through_the_scaler_or_whose_loss_was_never_scaled_is_healthy(tmp_path):
-    assert actor_and_critic(tmp_path / "through", lambda scaler, actor: scaler.step(actor)) == []
-    assert actor_and_critic(tmp_path / "alone", lambda scaler, actor: actor.step(), lambda loss: loss) == []
+def test_one_that_goes_through_the_scaler_is_healthy(tmp_path):
+    assert actor_and_critic(tmp_path, lambda scaler, actor: scaler.step(actor)) == []
+
+
+@pytest.mark.parametrize(("in_float16", "expected"), [(True, [("scaler_bypassed", "error", 2)]), (False, [])])
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_one_whose_loss_is_never_scaled_is_a_fault_in_float16(tmp_path, in_float16, expected, clip):
+    models = nn.ModuleList([mlp(), mlp()])
+    with recorded(tmp_path) as make:
+        scaler = make(model=models)
+        ours, stranger = (torch.optim.Adam(m.parameters(), 1e-3) for m in models)
+        for step in range(16):
+            train(models[0], scaler, lambda _, s=step: regression(models[0], s), steps=1, optimizer=ours)
+            stranger.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16, enabled=in_float16):
+                loss = regression(models[1], step)
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(models[1].parameters(), clip)
+            stranger.step()
+    assert told(tmp_path) == expected
+
+
+def by_hand(stranger, model, step):
+    loss = regression(model, step) * 1024
+    loss.backward()
+    for p in model.parameters():
+        p.grad /= 1024
+    stranger.step()
+
+
+def by_torch(stranger, model, step, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0)):
+    scaler.scale(regression(model, step)).backward()
+    scaler.step(stranger)
+    scaler.update()
+
+
+@pytest.mark.parametrize("trained", [by_hand, by_torch])
+def test_one_that_is_scaled_by_hand_or_by_a_scaler_of_its_own_is_healthy(tmp_path, trained):
+    models = nn.ModuleList([mlp(), mlp()])
+    with recorded(tmp_path) as make:
+        scaler = make(model=models)
+        ours, stranger = (torch.optim.Adam(m.parameters(), 1e-3) for m in models)
+        for step in range(16):
+            train(models[0], scaler, lambda _, s=step: regression(models[0], s), steps=1, optimizer=ours)
+            stranger.zero_grad()
+            with half():
+                trained(stranger, models[1], step)
+    assert told(tmp_path) == []
+
+
+@pytest.mark.parametrize(("used", "words"), [(True, "still scaled"), (False, "never used")])
+def test_losses_that_are_scaled_for_nothing(tmp_path, used, words):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with recorded(tmp_path) as make:
+        scaler = make(model=model)
+        for step in range(12):
+            optimizer.zero_grad()
+            with half():
+                loss = regression(model, step)
+            scaled = scaler.scale(loss)
+            (scaled if used else loss).backward()
+            optimizer.step()
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, words in finding.headline) == ("scaler_bypassed", True)
+
+
+def test_whether_gradients_are_scaled_is_told_by_the_pass_and_not_by_the_call(tmp_path):
+    """Beside an optimizer that the scaler steps one that it never does, for whose loss scale() was called in vain."""
+
+    def unused(scaler, loss):
+        scaler.scale(loss)
+        return loss
+
+    assert actor_and_critic(tmp_path, lambda scaler, actor: actor.step(), unused) == [
+        ("scaler_bypassed", "error", 1)
+    ]
+    (finding,) = worse_than_info(tmp_path)
+    assert "float16 gradients of a loss that is not scaled" in finding.headline
 
 
 class Inner(torch.optim.Optimizer):

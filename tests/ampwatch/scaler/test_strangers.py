@@ -6,14 +6,14 @@ import weakref
 import torch
 from torch.optim import SGD
 
-from ampwatch.strangers import CLEARED_AFTER, Strangers
+from ampwatch.strangers import CLEARED_AFTER, MATRICES, Strangers
 
 
 class Told:
     """A watcher that knows no optimizer and lists those it is told of."""
 
     def __init__(self, ours=(), parameters=()):
-        self.ours, self.parameters, self.steps = list(ours), list(parameters), 0
+        self.ours, self.parameters, self.steps, self.seen = list(ours), list(parameters), 0, []
 
     def is_ours(self, optimizer):
         return any(optimizer is each for each in self.ours)
@@ -23,6 +23,9 @@ class Told:
 
     def stepped_by_itself(self, optimizer):
         self.steps += 1
+
+    def stepped_unscaled(self, optimizer, seen):
+        self.seen.append(len(seen))
 
 
 def step(strangers, weight, optimizer, *, scaled):
@@ -55,6 +58,18 @@ def test_one_whose_losses_are_not_scaled_is_cleared():
     assert stepped(lambda i: False) == (0, 0)
     assert stepped(lambda i: i > CLEARED_AFTER) == (0, 0)
     assert stepped(lambda i: i == CLEARED_AFTER) == (1, 1)
+
+
+def test_a_few_of_its_gradients_are_handed_on_until_it_is_cleared():
+    """The first and those of matrices, as the backward passes of other losses left them."""
+    weights = [torch.ones(*shape, requires_grad=True) for shape in [(3,), (3,), *[(2, 2)] * 6]]
+    strangers, optimizer = Strangers(told := Told()), SGD(weights, 0.1)
+    strangers.scaled([])
+    for _ in range(CLEARED_AFTER + 3):
+        sum(w.sum() for w in weights).backward()
+        optimizer.step()
+    assert told.seen == [1 + MATRICES] * CLEARED_AFTER
+    strangers.close()
 
 
 def test_one_that_is_ours_or_shares_a_parameter_is_never_looked_at():
