@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from . import internals
 from .hooks import Hook
 from .names import Name, names_of
-from .registry import describe_optimizer, dtype_name, real
+from .registry import describe_optimizer, dtype_name, real, state_of
 
 if TYPE_CHECKING:
     from .diagnosis.findings import Finding
@@ -143,7 +144,7 @@ def _requires_closure(step: Callable[..., Any]) -> bool:
 def _without_grad(trainable: Sequence[Tensor], name: Mapping[int, str]) -> dict[str, Any]:
     """Trainable parameters that have no gradient, where others have: how many, their names, and the others' elements."""
     having = [p for p in trainable if p.grad is not None]
-    names = [name[id(p)] for p in trainable if p.grad is None and p.numel()] if having else []
+    names = [name[id(p)] for p in trainable if p.grad is None and (is_lazy(p) or p.numel())] if having else []
     elements = sum(p.numel() for p in having)
     return {"count": len(names), "tensors": names[:MOST_NAMED], "elements": elements}
 
@@ -173,7 +174,7 @@ def _has_hooks(parameter: Tensor) -> bool:
 def _eps(optimizer: Optimizer) -> float | None:
     """The smallest eps of the groups that compute in float16, where there are such; else the first group's."""
     groups = optimizer.param_groups
-    halves = [group for group in groups if any(_is_half(p, optimizer.state) for p in group["params"])]
+    halves = [group for group in groups if any(_is_half(p, state_of(optimizer)) for p in group["params"])]
     found = [eps for group in halves or groups[:1] if (eps := real(group.get("eps"))) is not None]
     return min(found, default=None)
 
@@ -188,14 +189,14 @@ def _is_half(parameter: Tensor, states: Mapping[Tensor, Any]) -> bool:
 
 def _state_dtypes(optimizer: Optimizer) -> list[str]:
     states = (
-        value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()
+        value for state in state_of(optimizer).values() if isinstance(state, dict) for value in state.values()
     )
     return sorted({dtype_name(v.dtype) for v in states if isinstance(v, Tensor) and v.is_floating_point()})
 
 
 def _steps_before(optimizer: Optimizer) -> int | None:
     """Steps that the optimizer's own state counts; None where it counts none, or counts them on a device."""
-    counted = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+    counted = (state.get("step") for state in state_of(optimizer).values() if isinstance(state, dict))
     step = next((step for step in counted if step is not None), None)
     if isinstance(step, Tensor):  # by numpy, which reads main memory and nothing else
         return int(step.numpy()) if step.device.type == "cpu" else None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .hooks import Numbers, Observation, gathered, is_plain, magnitudes
-from .registry import first_lr
+from .registry import first_lr, state_of
 
 FEW: Final = 4  # parameters …
 ELEMENTS: Final = 4096  # … and of each its first elements
@@ -39,7 +39,7 @@ class FusedStep:
     def __init__(self, optimizer: Optimizer, index: int, scale: Tensor, *, is_unscaled: bool) -> None:
         self.index = index
         self._optimizer, self._is_unscaled = optimizer, is_unscaled
-        self._is_first = not optimizer.state
+        self._is_first = not state_of(optimizer)
         self._parameters = list(islice(_with_gradients(optimizer), FEW))
         self._weights = [_part(p).clone() for p in self._parameters]
         self._state = {at: part.clone() for at, part in self._states().items()}
@@ -71,14 +71,14 @@ class FusedStep:
         return magnitudes(parts).max() if parts else self._none
 
     def _moments(self) -> list[Tensor]:
-        states = [self._optimizer.state.get(p, {}) for p in self._parameters]
+        states = [state_of(self._optimizer).get(p, {}) for p in self._parameters]
         return [
             _part(state[name]) for state in states for name in MOMENTS if isinstance(state.get(name), Tensor)
         ]
 
     def _states(self) -> dict[tuple[int, str], Tensor]:
         """What the optimizer keeps, by parameter and name: copies are compared, as a step may replace the tensors."""
-        kept = ((i, self._optimizer.state.get(p, {})) for i, p in enumerate(self._parameters))
+        kept = ((i, state_of(self._optimizer).get(p, {})) for i, p in enumerate(self._parameters))
         return {
             (i, name): _part(value)
             for i, state in kept

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from .checks import MOST_NAMED, facts_of
 from .names import Name
 from .ownership import ownership
+from .registry import state_of
 
 STARVED: Final = (
     8  # steps in a row in which as many parameters are without a gradient, before their owners are asked
@@ -61,7 +62,7 @@ class Inspection:
 
     def step(self, index: int, optimizer: Optimizer) -> None:
         """An optimizer is about to be stepped; from its second step taken on it has state."""
-        if index not in self._with_state and optimizer.state:
+        if index not in self._with_state and state_of(optimizer):
             self._with_state.add(index)
             self._tell(index, optimizer, ())
 

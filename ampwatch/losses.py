@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 
 class Losses:
@@ -19,11 +20,12 @@ class Losses:
         """Add each as it is now, by its mean: the user may change the tensor in place.
 
         Arguments:
-            losses: of any shape, dtype and device; those that are empty or complex have no value.
+            losses: of any shape, dtype and device; those that are empty, complex or sparse have no value. Of what
+                `torch.func` works on it is the mean over what it is mapped over.
             device: where they are summed; the same for all calls.
         """
-        for loss in losses:
-            if loss.numel() and not loss.is_complex():
+        for loss in map(_unwrapped, losses):
+            if loss.numel() and not loss.is_complex() and loss.layout is torch.strided:
                 value = _mean(loss, device)
                 # Not in place: what inference mode has made could not be added to outside of it.
                 self._sum = value if self._sum is None else self._sum + value
@@ -43,6 +45,13 @@ def loss_in(output: object) -> Tensor | None:
     """The loss in what a model answers, as those of Transformers do: `output.loss` or `output["loss"]`, to be trained by."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return loss if isinstance(loss, Tensor) and loss.requires_grad else None
+
+
+def _unwrapped(loss: Tensor) -> Tensor:
+    """The tensor inside of those of `torch.func`, which cannot be used once its functions have returned."""
+    while functorch.is_functorch_wrapped_tensor(loss):
+        loss = functorch.get_unwrapped(loss)
+    return loss
 
 
 def _mean(loss: Tensor, device: torch.device) -> Tensor:

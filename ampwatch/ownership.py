@@ -14,6 +14,7 @@ from itertools import chain, compress
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 
@@ -52,7 +53,7 @@ class Ownership:
 def ownership(optimizer: Optimizer) -> Ownership:
     """Look once through all objects of the process: 0.2 s for 300,000. No synchronisation."""
     modules, optimizers = _modules_and_optimizers()
-    mine = [p for p in _held_by(optimizer) if p.requires_grad and p.numel()]
+    mine = [p for p in _held_by(optimizer) if p.requires_grad and not is_lazy(p) and p.numel()]
     held = {id(p) for each in (*optimizers, optimizer) for p in _held_by(each)}
     owned = {id(p): (m, n, p) for m in modules for n, p in m._parameters.items() if p is not None}
     return Ownership(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from . import identity, internals
 from .escalation import Escalation, Wanted
@@ -33,8 +34,9 @@ SEARCH_FOR: Final = 64  # attempts in which one of the stream that is to be sear
 class Probes:
     """Arms and disarms observers as the attempts go by. Training thread only; nothing here synchronises.
 
-    With a model, autocast dtype, backward order, origin and replicas are looked at in the first pass. Without one, order and
-    origin are looked at one attempt after an optimizer was first seen. Later looks at the origin follow a `Schedule`.
+    With a model, autocast dtype, backward order, origin and replicas are looked at in the first pass. Without one, and
+    where its parameters get their shapes in that pass, order and origin are looked at one attempt after an optimizer
+    was first seen. Later looks at the origin follow a `Schedule`.
 
     Arguments:
         model: whose forward pass and whose parameters are observed.
@@ -48,7 +50,7 @@ class Probes:
         self._unscaled: dict[int, Sequence[Tensor]] = {}  # parameters of the optimizers of this attempt
         self._schedules: dict[int, Schedule] = {}
         self._origin: dict[int, OriginProbe] = {}  # the last one of each optimizer
-        self._has_order = model is not None
+        self._has_order = model is not None and not any(map(is_lazy, model.parameters()))
         self._finite = FiniteCheck(model) if model is not None else None
         self._is_called = False  # a module of the model was, outside of compiled graphs
         self._graphs = internals.compiled_graphs()
@@ -62,9 +64,10 @@ class Probes:
         self._attempts = 0
         self._forward_passes = 0
         if model is not None:
+            self._arm(AutocastProbe(model), ReplicaProbe(model, index))
+        if model is not None and self._has_order:
             parameters = [(index(p, model), p) for p in model.parameters() if p.requires_grad]
-            self._arm(AutocastProbe(model), BackwardOrder(parameters), OriginProbe(parameters))
-            self._arm(ReplicaProbe(model, index))
+            self._arm(BackwardOrder(parameters), OriginProbe(parameters))
         if self._finite is not None:
             self._finite.arm()  # now, as what is not finite before any training is no fault
 

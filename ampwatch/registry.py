@@ -237,9 +237,15 @@ def lrs_of(optimizer: Optimizer) -> list[float | None]:
     return [real(group.get("lr")) for group in optimizer.param_groups]
 
 
+def state_of(optimizer: Optimizer) -> Mapping[Tensor, Any]:
+    """What it keeps of its parameters; nothing of an imitation that has no `state`, which torch's scaler takes too."""
+    state: Mapping[Tensor, Any] = getattr(optimizer, "state", {})
+    return state
+
+
 def step_of(optimizer: Optimizer) -> Tensor | None:
     """`state["step"]` of the first parameter that has a state, wherever it lies; None where there is none."""
-    state = next(iter(optimizer.state.values()), None)
+    state = next(iter(state_of(optimizer).values()), None)
     step = state.get("step") if isinstance(state, dict) else None
     if isinstance(step, Real):
         return torch.tensor(float(step), dtype=torch.float64, device="cpu")

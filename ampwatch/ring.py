@@ -33,8 +33,9 @@ class _Slot:
     """Host memory for one vector, and the cell that its sequence number arrives in."""
 
     def __init__(self, size: int, memory: Memory) -> None:
-        self.data, self._data = memory(size)
-        self.cell, self._cell = memory(1)
+        with torch.inference_mode(False):  # else what is made in it cannot be written to outside of it
+            self.data, self._data = memory(size)
+            self.cell, self._cell = memory(1)
         self._cell[0] = 0.0
         self.size = 0
         self.number = 0

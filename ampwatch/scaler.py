@@ -238,7 +238,7 @@ def _watched_class(first: type[AnyScaler]) -> type[AnyScaler]:
 
 def _torch_class(cls: type[torch.amp.GradScaler]) -> type[torch.amp.GradScaler]:
     """The class without what ampwatch has mixed in."""
-    return next(b for b in cls.__mro__ if issubclass(b, torch.amp.GradScaler) and not issubclass(b, Watched))
+    return next(b for b in cls.__mro__ if issubclass(b, internals.Scaler) and not issubclass(b, Watched))
 
 
 def attach(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from torch.optim import Optimizer
 
 from .recorder import Recorder, current, newest
-from .registry import Owner, Sink, registry_of, step_of
+from .registry import Owner, Sink, registry_of, state_of, step_of
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _is_over(recorder: Recorder) -> bool:
 
 def _has_state(optimizer: Optimizer) -> bool:
     """Whether it was given the state of steps taken before; some make one of zero steps when they are built."""
-    if not optimizer.state:
+    if not state_of(optimizer):
         return False
     step = step_of(optimizer)
     return step is None or step.device.type != "cpu" or float(step) > 0

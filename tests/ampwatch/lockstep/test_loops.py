@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .twin import assert_lockstep, attempt, batches, found_inf, loss_of, small_model, snapshot, spoil
+from .twin import assert_lockstep, attempt, batches, bits, found_inf, loss_of, small_model, snapshot, spoil
 
 
 def halves(model):
@@ -267,6 +267,68 @@ def test_steps_hooks_and_what_a_step_returns():
             spoil(model.parameters(), step, {0: torch.nan})
             yield scaler.step(optimizer), list(seen), len(optimizer._optimizer_step_pre_hooks)
             scaler.update()
+
+    assert_lockstep(loop)
+
+
+class Imitation:
+    """An optimizer that has no more than torch's scaler asks for."""
+
+    def __init__(self, optimizer):
+        self.param_groups, self.step = optimizer.param_groups, optimizer.step
+
+
+def test_an_imitation_of_an_optimizer():
+    def loop(make):
+        model = small_model()
+        optimizer, scaler = torch.optim.AdamW(model.parameters()), make(model, growth_interval=2)
+        imitation = Imitation(optimizer)
+        for step, batch in enumerate(batches(5)):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, batch)).backward()
+            spoil(model.parameters(), step, {2: torch.inf})
+            scaler.step(imitation)
+            scaler.update()
+            yield snapshot(scaler, model.parameters(), optimizer)
+
+    assert_lockstep(loop)
+
+
+@pytest.mark.parametrize("inside", [{0}, {1}])
+def test_steps_in_inference_mode(inside):
+    def loop(make):
+        model = small_model()
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), make(model)
+        for step, batch in enumerate(batches(4)):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, batch)).backward()
+            with torch.inference_mode(step in inside):
+                yield attempt(scaler, model.parameters(), optimizer)
+
+    assert_lockstep(loop)
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda scale, x: torch.func.vmap(scale)(x),
+        lambda scale, x: torch.func.grad(lambda y: scale(y.square().sum()))(x),
+        lambda scale, x: torch.func.vmap(torch.func.grad(lambda y: scale(y * y)))(x),
+        lambda scale, x: torch.func.jvp(scale, (x,), (x,))[1],
+        lambda scale, x: scale(x.sum().to_sparse()),
+    ],
+)
+def test_losses_of_other_kinds(scaled):
+    """Inside of functions that `torch.func` transforms, and a sparse one."""
+
+    def loop(make):
+        parameter, scaler = torch.nn.Parameter(torch.ones(3)), make()
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(2):
+            scaler.scale(torch.ones(()))
+            yield bits(scaled(scaler.scale, torch.arange(3.0)))
+            parameter.grad = torch.ones(3)
+            yield attempt(scaler, [parameter], optimizer)
 
     assert_lockstep(loop)
 

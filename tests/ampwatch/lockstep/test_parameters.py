@@ -200,3 +200,18 @@ def test_a_model_of_meta_tensors():
         yield attempt(scaler, model.parameters(), optimizer)
 
     assert_lockstep(loop)
+
+
+def test_parameters_that_get_their_shape_in_the_first_pass():
+    """And some that never get one."""
+
+    def loop(make):
+        model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))
+        every = nn.ModuleList([model, nn.LazyLinear(3)])
+        optimizer, scaler = torch.optim.AdamW(every.parameters()), make(every, growth_interval=2)
+        for batch in batches(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, batch)).backward()
+            yield attempt(scaler, model.parameters(), optimizer)
+
+    assert_lockstep(loop)

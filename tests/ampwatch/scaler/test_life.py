@@ -37,6 +37,20 @@ def test_watching_in_place_keeps_class_state_and_patches(recorder):
     assert recorder.data("scaler")[0]["class"] == "Theirs"
 
 
+def test_where_torchs_name_is_given_to_ours(recorder, monkeypatch):
+    """As by a script that has the code of others train with ampwatch."""
+    before = torch.amp.GradScaler("cpu", init_scale=4.0)
+    monkeypatch.setattr(torch.amp, "GradScaler", ampwatch.GradScaler)
+    model = Weighted()
+    for scaler in (
+        torch.amp.GradScaler("cpu", 8.0, recorder=recorder),
+        ampwatch.watch(before, recorder=recorder),
+    ):
+        attempt(scaler, model, sgd(model))
+    assert recorder.column("scale") == [8.0, 4.0]
+    assert not isinstance(copy.copy(before), ampwatch.GradScaler)
+
+
 def test_watching_twice_is_watching_once(recorder):
     scaler = make(recorder)
     assert ampwatch.watch(ampwatch.watch(scaler)) is scaler

@@ -158,3 +158,18 @@ def test_a_disabled_scaler_says_so_and_nothing_more(recorder):
         "origin",
     ]
     assert (recorder.data("scaler")[0]["enabled"], recorder.column("attempt")) == (False, [])
+
+
+def test_a_model_whose_parameters_get_their_shape_in_the_first_pass(recorder):
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(2))
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(half(model, torch.ones(4, 16))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    (named,) = recorder.data("tensors")
+    names = {tensor["id"]: tensor["name"] for tensor in named["tensors"]}
+    (order,), (origin,) = recorder.data("backward_order"), recorder.data("origin")
+    assert [names[tensor] for tensor in order["tensors"]] == ["1.weight", "1.bias", "0.weight", "0.bias"]
+    assert sorted(map(int, origin["origins"])) == sorted(names)

@@ -314,3 +314,13 @@ def test_a_gan_that_updates_for_each_has_two_updates_an_iteration(recorder):
     for i in (0, 1, 0, 1, 0, 1):
         attempt(scaler, models[i], optimizers[i])
     assert recorder.column("updates") == [-1, -1, 2, 2, 2, 2]
+
+
+def test_the_loss_of_a_mapped_function_is_its_mean(recorder):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+    torch.func.vmap(torch.func.grad(lambda x: scaler.scale(x * x)))(torch.tensor([1.0, 3.0]))
+    model(torch.ones(2)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert recorder.column("loss") == [5.0]
