@@ -23,7 +23,9 @@ ELEMENTS: Final = 4096  # … and of each its first elements
 STEPS: Final = 32  # of an optimizer that are looked at: the descent from the initial scale is among them
 MOMENTS: Final = ("exp_avg", "momentum_buffer")
 STATES: Final = 4  # tensors that an optimizer keeps of one parameter
-_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment", "state", "found_inf")
+COUNT: Final = "step"  # the name by which torch's optimizers keep how many steps they have taken
+_NAMES: Final = ("scale", "gradient", "gradient_after", "moved", "moment", "state", "count", "found_inf")
+_TRACES: Final = ("moved", "moment", "state", "count")
 
 
 class FusedStep:
@@ -51,13 +53,15 @@ class FusedStep:
         """The step is over; `found_inf` is what torch has found in the gradients."""
         moved = [_moved(_part(p), w) for p, w in zip(self._parameters, self._weights, strict=True)]
         moments = self._moments() if self._is_first else []
+        counts, kept = self._state_changes()
         values = gathered(
             [
                 *self._before,
                 *self._gradients(),
                 self._largest(moved),
                 self._largest(moments),
-                self._largest(self._state_changes()),
+                self._largest(kept),
+                self._largest(counts),
                 self._none if found_inf is None else found_inf,
             ]
         )
@@ -86,16 +90,17 @@ class FusedStep:
             if is_plain(value) and value.is_floating_point()
         }
 
-    def _state_changes(self) -> list[Tensor]:
-        """Of each tensor of the state; a count that was not there before began at 0."""
+    def _state_changes(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Of the counts of steps, and of all else that is kept; a count that was not there before began at 0."""
         after = self._states()
-        begun = {at: torch.zeros_like(part) for at, part in after.items() if at[1] == "step"}
-        before = begun | self._state
-        return [
-            _moved(after[at], part)
-            for at, part in before.items()
+        begun = {at: torch.zeros_like(part) for at, part in after.items() if at[1] == COUNT}
+        changes = {
+            at: _moved(after[at], part)
+            for at, part in (begun | self._state).items()
             if at in after and after[at].shape == part.shape and after[at].device == part.device
-        ]
+        }
+        counts = [change for at, change in changes.items() if at[1] == COUNT]
+        return counts, [change for at, change in changes.items() if at[1] != COUNT]
 
 
 class FusedSteps:
@@ -136,5 +141,5 @@ def _moved(after: Tensor, before: Tensor) -> Tensor:
 
 def _told(named: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
     told = named | dict(zip(_NAMES, numbers.tolist(), strict=True))
-    overflow_left_a_trace = told["found_inf"] and any(told[n] != 0 for n in ("moved", "moment", "state"))
+    overflow_left_a_trace = told["found_inf"] and any(told[n] != 0 for n in _TRACES)
     return told if named["unscaled"] or overflow_left_a_trace else {}

@@ -61,6 +61,7 @@ class Outcome:
     path: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     scales: list[tuple[float, float]] = field(default_factory=list)  # before and after each attempt
+    before: dict[str, int] = field(default_factory=dict)  # attempts of the run before each producer's first
 
     @property
     def loud(self) -> list[dict[str, Any]]:
@@ -95,7 +96,7 @@ def perform(task: Task) -> Outcome:
             outcome.raised = repr(error) if meant else "unexpected: " + traceback.format_exc()
         if not lab.plain:
             ampwatch.finish()
-            outcome.scales = _scales(lab.dir / lab.run)
+            outcome.scales, outcome.before = _recorded(lab.dir / lab.run)
             try:
                 outcome.findings = [
                     dict(msgspec.to_builtins(f))
@@ -111,12 +112,19 @@ def perform(task: Task) -> Outcome:
     return outcome
 
 
-def _scales(run: Path) -> list[tuple[float, float]]:
-    """Of each recorded attempt; empty where nothing was recorded."""
-    if not run.exists():
-        return []
-    tables = [batch.table() for batch in ampwatch.spool.read(run) if batch.kind == "attempts"]
-    return [(float(a), float(b)) for t in tables for a, b in zip(t["scale"], t["scale_after"], strict=True)]
+def _recorded(run: Path) -> tuple[list[tuple[float, float]], dict[str, int]]:
+    """Scales of each recorded attempt, and of each producer the attempts of jobs of its rank before it."""
+    batches = [b for b in ampwatch.spool.read(run) if b.kind == "attempts"] if run.exists() else []
+    scales, jobs = [], defaultdict[tuple[int, str], list[float]](list)
+    for batch in batches:
+        table = batch.table()
+        scales += [(float(a), float(b)) for a, b in zip(table["scale"], table["scale_after"], strict=True)]
+        jobs[batch.rank, batch.producer] += table["time"].tolist()
+    before = {
+        producer: sum(len(t) for (r, _), t in jobs.items() if r == rank and max(t) < min(times))
+        for (rank, producer), times in jobs.items()
+    }
+    return scales, before
 
 
 def run(tasks: list[Task], jobs: int) -> Iterator[Outcome]:
@@ -173,7 +181,8 @@ def judge(loop: Loop, outcome: Outcome, due: Outcome | None) -> Score:
         score.verdict = "right"
     score.said = "; ".join(brief(f) for f in (outcome.loud or outcome.findings)) or "nothing"
     if named and outcome.happened and outcome.happened.onset is not None:
-        score.step_off = named[0]["first_attempt"] - outcome.happened.onset
+        first = named[0]["first_attempt"] + outcome.before.get(named[0]["producer"], 0)
+        score.step_off = first - outcome.happened.onset
     if named and loop.where:
         score.place = bool({named[0]["module"], named[0]["tensor"]} & set(loop.where))
     if due is not None:

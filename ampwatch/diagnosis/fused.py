@@ -15,7 +15,11 @@ from .moments import Moment
 LARGE_SCALE: Final = 256.0  # from which on a division by it cannot be mistaken for a first moment of 0.01 g
 EXACT: Final = 0.01  # relative
 
-_CHANGED: Final = {"moved": "weights", "state": "what it keeps of its parameters"}
+_CHANGED: Final = {
+    "moved": "weights",
+    "state": "what it keeps of its parameters",
+    "count": "its count of steps",
+}
 
 
 def fused_optimizer(case: Case) -> Iterator[Finding]:
@@ -26,29 +30,35 @@ def fused_optimizer(case: Case) -> Iterator[Finding]:
     skipped = [e for e in steps if e.data.get("found_inf")]
     moved = next((e for e in skipped if e.data.get("moved") != 0), None)
     advanced = next((e for e in skipped if e.data.get("state", 0) != 0), None)
+    counted = next((e for e in skipped if e.data.get("count", 0) != 0), None)
     unfilled = next((e for e in skipped if e.data.get("moved") == 0 != e.data.get("moment", 0)), None)
     if moved is not None:
-        yield _changed(case, moved, "moved", 1.0)
+        yield _changed(case, moved, "moved", "applied", 1.0)
     elif unfilled is not None:
         yield _unfilled(case, unfilled)
     elif advanced is not None:
-        yield _changed(case, advanced, "state", 0.9)
+        yield _changed(case, advanced, "state", "applied", 0.9)
+    elif counted is not None:
+        yield _changed(case, counted, "count", "counted", 0.9)
     else:
         yield from _applied_overflow(case)
 
 
-def _changed(case: Case, event: Event, what: str, sure: float) -> Finding:
-    """Weights (`moved`), or what an optimizer keeps (`state`), that changed in a step that met inf or NaN."""
+def _changed(case: Case, event: Event, what: str, advice: str, sure: float) -> Finding:
+    """Weights (`moved`), or what an optimizer keeps (`state`, `count`), that changed in a step that met inf or NaN.
+
+    By a count alone the step was skipped all the same: only what is reckoned from it, as Adam's bias correction, is off.
+    """
     first = Moment(max(event.attempt, 0), case.step_of(max(event.attempt, 0)))
     name, change = case.described.optimizer_name(event.data.get("optimizer")), event.data[what]
     text = f"found_inf was 1, and {_CHANGED[what]} changed by up to {change:.3g} in that step."
     return case.finding(
         "fused_optimizer",
-        "fatal",
+        "warning" if what == "count" else "fatal",
         texts.HEADLINES[f"fused_optimizer.{what}"].format(first=texts.at(first), optimizer=name),
         first=first,
         evidence=[Evidence(text=text, value=change, attempt=first.attempt)],
-        advice=texts.fill(texts.ADVICE["fused_optimizer.applied"], first=texts.at(first)),
+        advice=texts.fill(texts.ADVICE[f"fused_optimizer.{advice}"], first=texts.at(first)),
         confidence=sure,
     )
 

@@ -161,6 +161,7 @@ class _FusedStep(TypedDict, total=False):
     found_inf: float
     moment: float
     state: float
+    count: float
 
 
 class _Accumulated(TypedDict, total=False):

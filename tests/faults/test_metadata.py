@@ -229,8 +229,22 @@ class Heeding(Careless):
     heeds = True
 
 
+class Counting(Heeding):
+    """Counts its steps before it looks whether it is to skip."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["step"] = self.state[p].get("step", torch.zeros(())) + 1
+        super().step()
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "kinds"), [(Careless, [("fused_optimizer", "fatal", 0, "")]), (Heeding, [])]
+    ("optimizer", "kinds"),
+    [
+        (Careless, [("fused_optimizer", "fatal", 0, "")]),
+        (Heeding, []),
+        (Counting, [("fused_optimizer", "warning", 0, "")]),
+    ],
 )
 def test_a_fused_optimizer_that_applies_an_overflow(tmp_path, optimizer, kinds):
     regress(tmp_path, optimizer=optimizer, init_scale=2.0**24, steps=30)

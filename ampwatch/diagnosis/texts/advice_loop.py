@@ -360,6 +360,13 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "optimizer = torch.optim.AdamW(model.parameters(), fused=False)",
         ),
     ],
+    "fused_optimizer.counted": [
+        Advice(
+            "Count only steps that are taken. With Adam's default betas first steps that come after many skips are about half as "
+            "large as they should be, and after a thousand steps nothing of it is left: no checkpoint is needed.",
+            "state['step'] += 1 - self.found_inf",
+        ),
+    ],
     "useless_scaler.device": [
         Advice(
             "Enter autocast for the device that computes.",

@@ -147,6 +147,10 @@ HEADLINES: Final = {
         "{optimizer} took up gradients that were not finite into its state at {first}, although the step was to be skipped. "
         "Later steps use that state."
     ),
+    "fused_optimizer.count": (
+        "{optimizer} counts steps that were skipped, first at {first}, and leaves weights and moments as they are: what is "
+        "reckoned from the count, as a bias correction, is off, and less so with each step taken."
+    ),
     "fused_optimizer.unfilled": (
         "The first step of {optimizer}, at {first}, was skipped, and left a momentum buffer of uninitialised memory. It is "
         "applied with the next step that is taken, and the weights do not recover by themselves."
