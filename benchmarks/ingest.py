@@ -38,7 +38,7 @@ from rich.table import Table
 from ampwatch import records
 
 CONSOLE = Console(width=120)
-PEERS = {"mlflow": "mlflow", "tensorboard": "tensorboard torch", "wandb": "wandb", "trackio": "trackio"}
+PEERS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 PEER_STEPS = {"mlflow": 1000, "tensorboard": 2000, "wandb": 5000, "trackio": 5000}
 
 
@@ -225,10 +225,14 @@ if which == "mlflow":
         for step in range(0, steps, 50):
             client.log_batch(run.info.run_id, [Metric(n, s * .1, int(time.time() * 1000), s) for s in range(step, step + 50) for n in names])
 elif which == "tensorboard":
-    from torch.utils.tensorboard import SummaryWriter
-    started = time.perf_counter(); writer = SummaryWriter(folder)
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    started = time.perf_counter(); writer = EventFileWriter(folder)
     for step in range(steps):
-        for name in names: writer.add_scalar(name, step * .1, step)
+        for name in names:  # what torch's SummaryWriter.add_scalar writes
+            value = Summary.Value(tag=name, simple_value=step * .1)
+            writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
     writer.close()
 elif which == "wandb":
     import wandb
