@@ -1,6 +1,6 @@
 """How often the diagnosis is right: real training loops with a known fault, and the same loops without it.
 
-    python benchmarks/diagnosis.py [--seeds N] [--first SEED] [--set first|second|third|fourth|fifth|grid|long] [--only NAME …] [--jobs 2] [--plain] [--json]
+    python benchmarks/diagnosis.py [--seeds N] [--first SEED] [--set first|second|third|fourth|fifth|sixth|grid|long] [--only NAME …] [--jobs 2] [--plain] [--json]
     python benchmarks/diagnosis.py --healthy [--set …] [--seeds N]
     python benchmarks/diagnosis.py --trace NAME [--healthy] [--first SEED]
 
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
         "--set",
-        choices=("first", "second", "third", "fourth", "fifth", "grid", "long"),
+        choices=("first", "second", "third", "fourth", "fifth", "sixth", "grid", "long"),
         help="the loops that were written together",
     )
     parser.add_argument("--only", nargs="+", default=[], help="loops, or kinds")

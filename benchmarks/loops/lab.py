@@ -140,7 +140,7 @@ def add(loop: Loop) -> None:
 
 def _set_of(body: Callable[..., Any]) -> str:
     _, part, *_ = body.__module__.split(".")
-    return part if part in ("second", "third", "fourth", "fifth", "grid") else "first"
+    return part if part in ("second", "third", "fourth", "fifth", "sixth", "grid") else "first"
 
 
 def faulty(
