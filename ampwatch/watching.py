@@ -154,6 +154,8 @@ class Watch(Unwatched):
         """
         replicas = left = None
         with guard("scaler.gradients", self.recorder.fault):
+            if not internals.is_used(scaler):  # no loss was scaled: somebody calls the method by itself
+                return None
             replicas = internals.replicas_for(scaler, torchs, factors)
             left = self._take_gradients(scaler, optimizer, fused, replicas)
         if left is None or replicas is None or self._pass is None:

@@ -1,6 +1,7 @@
 """A fault in any function of ours that a training loop enters: torch's results, a count, and a word in the run's header.
 
-Which functions those are is not listed here: loops are traced, then each function that one entered is broken in it.
+Which functions those are is not listed here: loops are traced, then each function that one entered, or the recorder's
+thread beside it, is broken in it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import importlib
 import inspect
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ torch.set_num_threads(1)
 NOT_GUARDED = {
     *("guard", "is_compiled", "Hook.__call__", "SoftmaxRows.__torch_dispatch__"),
     *("Guard.__init__", "Guard.__enter__", "Guard.__exit__"),
-    *("Around.__init__", "Around.__enter__", "Around.__exit__"),
+    *("Around.__init__", "Around.__enter__", "Around.__exit__", "Worker._loop", "Worker._flush"),
     *("GradScaler.scale", "GradScaler.unscale_", "GradScaler._unscale_grads_", "GradScaler.step"),
     *("GradScaler.update", "GradScaler.load_state_dict", "Watched._ask"),
     *("GradScaler.__init__", "attach", "given_of", "source_of", "check"),
@@ -46,7 +48,10 @@ NOT_GUARDED = {
     ),
 }
 # Where these have failed there is nothing that could record it, or no longer: the job's log has a warning.
-NOTHING_RECORDS = {"recorder.start", "recorder.finish", "recorder.close"}
+NOTHING_RECORDS = {
+    *("recorder.start", "recorder.open", "recorder.flush", "recorder.node"),
+    *("recorder.finish", "recorder.close", "recorder.close_spool"),
+}
 WITHOUT_A_RECORDER = ("identity", "logbook", "recorder", "succession")  # not made, or not to be told anything
 PACKAGE = Path(ampwatch.__path__[0])
 MODULES = sorted(
@@ -139,19 +144,27 @@ def headers(directory):
 
 @pytest.fixture(scope="module")
 def entered(tmp_path_factory):
-    """The first loop in which the training thread enters a code, once what a process is asked once is known."""
+    """The first loop in which a code is entered, once what a process is asked once is known."""
     seen = {}
+
+    def note(loop, frame, what, _):
+        if what == "call":
+            seen.setdefault(frame.f_code, loop)
+
     for loop in LOOPS:
         ours(loop, tmp_path_factory.mktemp("first"))
         gc.collect()
         gc.disable()  # what closes the watch of the loop before would be entered as by chance
-        sys.setprofile(
-            lambda frame, what, _, loop=loop: seen.setdefault(frame.f_code, loop) if what == "call" else None
-        )
+        for setprofile in (
+            threading.setprofile,
+            sys.setprofile,
+        ):  # of the threads that will start, and of this one
+            setprofile(functools.partial(note, loop))
         try:
             ours(loop, tmp_path_factory.mktemp("traced"))
         finally:
             sys.setprofile(None)
+            threading.setprofile(None)
             gc.enable()
     return seen
 

@@ -345,3 +345,13 @@ def test_scales_that_an_optimizer_was_given_before():
         scaler.update()
 
     assert_lockstep(loop)
+
+
+@KINDS
+def test_gradients_are_checked_before_any_loss_is_scaled(kind):
+    """As test_scaling_unscaling_sparse does, by torch's own method."""
+    parameter, scaler = nn.Parameter(torch.ones(2)), make(kind)
+    parameter.grad = torch.tensor([4.0, math.inf])
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    found = scaler._unscale_grads_(optimizer, torch.tensor(0.5), torch.zeros(()), False)
+    assert (found[parameter.device].item(), parameter.grad.tolist()) == (1.0, [2.0, math.inf])
