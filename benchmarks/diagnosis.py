@@ -181,8 +181,7 @@ def judge(loop: Loop, outcome: Outcome, due: Outcome | None) -> Score:
         score.verdict = "right"
     score.said = "; ".join(brief(f) for f in (outcome.loud or outcome.findings)) or "nothing"
     if named and outcome.happened and outcome.happened.onset is not None:
-        first = named[0]["first_attempt"] + outcome.before.get(named[0]["producer"], 0)
-        score.step_off = first - outcome.happened.onset
+        score.step_off = _first_of(named, outcome) - outcome.happened.onset
     if named and loop.where:
         score.place = bool({named[0]["module"], named[0]["tensor"]} & set(loop.where))
     if due is not None:
@@ -192,6 +191,12 @@ def judge(loop: Loop, outcome: Outcome, due: Outcome | None) -> Score:
     onset = outcome.happened.onset if outcome.happened else None
     score.detail = f"onset {onset}; seed {task.seed}" + ("; " + score.detail if score.detail else "")
     return score
+
+
+def _first_of(named: list[dict[str, Any]], outcome: Outcome) -> int:
+    """The attempt of the run, over all its jobs, at which the headline was first true."""
+    same = (f for f in named if f["severity"] == named[0]["severity"])
+    return min(int(f["first_attempt"]) + outcome.before.get(f["producer"], 0) for f in same)
 
 
 def due_at(loop: Loop, outcome: Outcome) -> int | None:
