@@ -18,7 +18,7 @@ from .moments import Moment
 
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
-REPEATED: Final = 2  # a loss that is NaN once may be a mean over nothing, whose gradient is 0
+IN_A_ROW: Final = 3  # a loss that is NaN now and then may hold a mean over nothing, whose gradient is 0
 WINDOWS: Final = 3  # of another length than usual
 ENOUGH: Final = 6  # … and from as many on chance is small
 SUM_LEAST, SUM_LEAST_OF_FEW, SUM_HIGH = (
@@ -60,9 +60,10 @@ def cleaned_gradients(case: Case) -> Iterator[Finding]:
     habits, hooks = case.stream.habits, hooks_on(case)
     looks = looks_at_raw(case)
     seen_whole = not hooks and any(not event.data.get("nonfinite") for event in looks)
+    lasts = habits.cleaned.longest >= IN_A_ROW and not seen_whole
     told = [
         ("raw", _seen_broken(looks), 1),
-        ("cleaned", habits.cleaned, 1 if hooks else math.inf if seen_whole else REPEATED),
+        ("cleaned", habits.cleaned, 1 if hooks or lasts else math.inf),
         ("saturated", habits.saturated, SATURATIONS),
         ("saturated", habits.at_limit, SATURATIONS if hooks or habits.infinite.count else math.inf),
         ("unhurt", habits.unhurt, 1 if hooks else math.inf),

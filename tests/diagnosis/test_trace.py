@@ -101,11 +101,16 @@ def test_a_loss_that_is_nan(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("times", "expected"), [(1, [("bad_batch", "warning")]), (2, [("cleaned_gradients", "error")])]
+    ("broken", "expected"),
+    [
+        (["nan"], [("bad_batch", "warning")]),
+        (["nan", 1.0, "nan"], [("bad_batch", "warning")]),  # it may hold a mean over no target
+        (["nan", "nan", "nan"], [("cleaned_gradients", "error")]),
+    ],
 )
-def test_what_was_cleaned_shows_in_a_trace_when_it_comes_again(tmp_path, times, expected):
+def test_what_was_cleaned_shows_in_a_trace_where_it_lasts(tmp_path, broken, expected):
     names = "attempt scale found_inf loss grad_norm"
-    losses = [1.0] * 20 + ["nan", 1.0] * times + [1.0] * (6 - 2 * times)
+    losses = [1.0] * 20 + broken + [1.0] * (6 - len(broken))
     path = csv_of(tmp_path, list(range(26)), [1024] * 26, [0] * 26, losses, [0.5] * 26, names=names)
     assert kinds(path) == expected
 
