@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from . import records, spool
 from .records import Batch
-
-FOLDER: Final = "split"
 
 
 class Cuts:
@@ -33,7 +31,7 @@ class Cuts:
         *,
         beside: Path | None = None,
     ) -> None:
-        self._folder, self._next_seq = None if folder is None else folder / FOLDER, next_seq
+        self._folder, self._next_seq = None if folder is None else folder / spool.SPLIT, next_seq
         self._beside = beside
         self._known: dict[tuple[int, str], list[Batch]] = {}
 

@@ -101,6 +101,7 @@ class Handover:
         self._state = State(str(directory.resolve()), self._server) if again else self._load()
         self._tail = Tail(directory, self._state.offsets)
         self._cuts: dict[str, Cuts] = {}
+        self._held: set[Path] = set()  # folders of which what they hold was sent too
         self._lock = threading.Lock()
         self.report = Report()
 
@@ -154,6 +155,13 @@ class Handover:
             yield from self._batches_of(folder)
 
     def _batches_of(self, folder: Path) -> Iterator[Batch]:
+        yield from self._new_batches_of(folder)
+        is_readable = not self._state.unreadable.get(folder.resolve().name)
+        if is_readable and self._is_over(folder) and (held := spool.held(folder)) is not None:
+            self._held.add(folder)
+            yield held
+
+    def _new_batches_of(self, folder: Path) -> Iterator[Batch]:
         while True:
             try:
                 yield from self._tail.read_producer(folder)
@@ -216,6 +224,8 @@ class Handover:
             return f"{unreadable} of its records cannot be read; a newer ampwatch wrote them, or they are damaged"
         if any(Tail(self._directory, self._tail.cursor).read_producer(folder)):
             return "it has written more meanwhile"
+        if folder not in self._held and spool.held(folder) is not None:
+            return "it holds events that it may still send itself"
         if damaged := spool.damaged(folder):
             return f"{', '.join(sorted(path.name for path in damaged))} cannot be read to the end"
         if not self._is_over(folder):

@@ -101,6 +101,15 @@ class Keeper:
         self.lost.add(lost)
         return {batch.seq for batch in batches if not any(each.holds(batch) for each in dropped)}
 
+    def hold(self, batch: Batch) -> None:
+        """Keep what is not told yet, see `SpoolWriter.hold`."""
+        if self._spool is None or self._clock() < self._retry_at:
+            return
+        try:
+            self._spool.hold(batch)
+        except OSError as error:
+            self._fail(error)
+
     def forget(self, answered_seq: int) -> None:
         """Delete what the server has had for a while, see `SpoolWriter.forget`."""
         self._answered_seq = answered_seq

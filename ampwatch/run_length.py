@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -19,8 +19,7 @@ _Key: TypeAlias = tuple[str, int, int, bytes]
 class Coder:
     """Codes events over the flushes of one producer: what only goes on with what was told waits, up to `LONGEST_WAIT_S`.
 
-    It comes at once where anything new is to be told. A process that is killed loses the events that wait, not the
-    rows of their attempts.
+    It comes at once where anything new is to be told.
 
     Arguments:
         clock: monotonic, in seconds.
@@ -31,6 +30,11 @@ class Coder:
         self._told: dict[_Key, int] = {}  # the attempt behind the last that was told, of the last of them
         self._waiting: list[Event] = []
         self._since = 0.0
+
+    @property
+    def waiting(self) -> Sequence[Event]:
+        """What waits."""
+        return self._waiting
 
     @property
     def is_due(self) -> bool:

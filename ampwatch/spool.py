@@ -3,6 +3,7 @@
     DIR/<run>/<producer>/events-000000.awb      one series of segments a kind, in a folder of mode 0700
                          attempts-000000.awb
                          tensors-000000.awb
+                         held.awb               events that wait to be told together with others, written over
                          rejected/ split/       not part of the record: what the server refused, what was cut for it
 
 A segment is a sequence of records: length (u32, little-endian) and CRC-32 (u32) of the bytes of one batch
@@ -20,15 +21,17 @@ import heapq
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from . import records
 from .errors import InvalidBatch, RunNotFound
 from .records import Batch, Kind
 
 _HEADER: Final = struct.Struct("<II")
+HELD: Final = "held.awb"
+SPLIT: Final = "split"
 LARGEST_BYTES: Final = 64 << 20  # no record is longer; a damaged length mostly is
 _SEGMENT = re.compile(r"(events|attempts|tensors)-(\d{6,})\.awb\Z")
 _PRODUCER = re.compile(r"[0-9a-f]{32}\Z")
@@ -80,15 +83,51 @@ class Tail:
 
 
 def read(directory: str | Path) -> Iterator[Batch]:
-    """Every batch under a folder of all runs, of one run, or of one producer; each producer's in its order.
+    """Every batch under a folder of all runs, of one run, or of one producer; each producer's in its order, and at the
+    end what it holds.
 
     Errors: RunNotFound where there is no spool; InvalidBatch or UnsupportedVersion for a record that cannot be
     read.
     """
     root = Path(directory)
-    if not _producers(root):
+    if not (found := _producers(root)):
         raise RunNotFound(f"{directory}: no run has been recorded there")
-    yield from Tail(root).read()
+    tail = Tail(root)
+    for producer in found:
+        yield from tail.read_producer(producer)
+        if (batch := held(producer)) is not None:
+            yield batch
+
+
+def held(folder: Path) -> Batch | None:
+    """The events that a producer, by its folder, holds to tell them with others: None where they have been told.
+
+    They are a batch with the number behind all others. Of a process that goes on they come later, in another batch.
+    """
+    try:
+        batch = next(read_segment(folder / HELD), None)
+        series = _producers(folder).get(folder, {})
+        if batch is None or batch.kind != "events" or _last_seq(series.get("events", ())) >= batch.seq:
+            return None
+        parts = ([path] for path in folder.glob(f"{SPLIT}/*.awb"))
+        last = max(map(_last_seq, [*series.values(), *parts]))
+        key: dict[str, Any] = {
+            "producer": batch.producer,
+            "seq": last + 1,
+            "run": batch.run,
+            "rank": batch.rank,
+        }
+        return records.pack_events(batch.events(), **key)
+    except InvalidBatch:
+        return None
+
+
+def _last_seq(segments: Sequence[Path]) -> int:
+    """The highest number in segments in their order; -1 where there is none."""
+    for path in reversed(segments):
+        if seqs := [batch.seq for batch in read_segment(path)]:
+            return max(seqs)
+    return -1
 
 
 def read_segment(path: Path) -> Iterator[Batch]:

@@ -19,7 +19,7 @@ from . import records
 from .errors import SpoolError
 from .records import Batch, Kind
 from .room import Left, Room
-from .spool import frame
+from .spool import HELD, frame
 
 SEGMENT_BYTES: Final = 16 << 20
 EVENTS_OVER_BYTES: Final = 16 << 20
@@ -106,6 +106,18 @@ class SpoolWriter:
             if mine:
                 dropped += self._append(kind, mine)
         return dropped
+
+    def hold(self, batch: Batch) -> None:
+        """Lay aside events that wait to be told with others (`spool.held`): written over in place, one record.
+
+        Errors: OSError where the file system refuses.
+        """
+        with contextlib.suppress(FileNotFoundError):  # the folder comes again with the next rows
+            fd = os.open(self.path / HELD, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                _write_all(fd, frame(batch))
+            finally:
+                os.close(fd)
 
     def forget(self, answered_seq: int) -> None:
         """Delete closed segments of rows whose batches, all up to this number, were answered `KEPT_S` ago.

@@ -208,6 +208,8 @@ class Worker:
             self._joblog.add(batches, self._fault)
         if "events" in lost:
             self._keeper.lost.add(told)
+        if self._coder.waiting:
+            self._keeper.hold(records.pack_events(self._coder.waiting, **self._key(self._last_seq + 1)))
 
     def _harvest(self, final: bool) -> list[Harvest]:
         harvests = []
@@ -257,8 +259,9 @@ class Worker:
         for part in _parts(table or {}):
             yield records.pack_table(kind, part, **self._key())
 
-    def _key(self) -> dict[str, Any]:
-        return {"producer": self._producer, "seq": next(self._seq), "run": self._run, "rank": self._rank}
+    def _key(self, seq: int | None = None) -> dict[str, Any]:
+        seq = next(self._seq) if seq is None else seq
+        return {"producer": self._producer, "seq": seq, "run": self._run, "rank": self._rank}
 
     def _deliver(self, batches: list[Batch]) -> list[Batch]:
         """Spool and send; those that neither disk nor server took."""

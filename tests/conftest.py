@@ -3,7 +3,15 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# No test depends on how busy the machine is, and a folder of a test may serve all of its examples.
+settings.register_profile(
+    "shared machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("shared machine")
 os.environ["AMPWATCH_SPOOL_MIN_FREE_BYTES"] = "0"  # no test depends on how full the disk of the machine is
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ampwatch import records, spool
@@ -16,7 +16,7 @@ from ampwatch.errors import InvalidBatch
 
 from .spooled import PRODUCER, attempts, events, tensors
 
-QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=80)
 VALID = [records.to_bytes(batch) for batch in (events(0, "skip"), attempts(1, loss=[1.0, 2.0]), tensors(2))]
 
 plain = st.recursive(

@@ -76,6 +76,18 @@ def test_everything_goes_once_and_the_next_time_what_is_new(folder, sync, store)
     assert len(store.batches) == 4
 
 
+def test_what_a_killed_process_held_goes_once_it_is_long_silent(folder, sync, store):
+    write(folder, events(0), attempts(1)).hold(events(1, "skip"))
+    assert sync().send().stored == 2
+    (kept,) = sync().delete().kept.values()
+    assert kept == "it holds events that it may still send itself"
+    assert [sync(clock=lambda: 1e12).send().stored for _ in range(2)] == [1, 1]  # the same one
+    assert sorted(batch.seq for batch in store.batches.values()) == [0, 1, 2]
+    handover = sync(clock=lambda: 1e12)
+    handover.send()
+    assert handover.delete().deleted == [f"r/{PRODUCER}"]
+
+
 def test_a_run_and_a_producer_can_be_named(folder, sync):
     write(folder, events(0))
     write(folder, events(0, producer=OTHER), producer=OTHER)

@@ -485,11 +485,23 @@ def test_the_end_of_the_interpreter_ends_the_run(tmp_path):
     assert events_in(tmp_path)[-1].data["reason"] == "exit"
 
 
-def test_events_that_go_on_over_flushes_are_few(make, tmp_path):
-    def skips(attempt):
-        data = {"scale": 0.0, "loss": float("nan")}
-        return Harvest(rows(attempt, 1, [attempt], 0.0), None, [Event("skip", 1.0, attempt, 3, 0, data=data)])
+def skips(attempt):
+    """A harvest of one more attempt that is skipped like the others."""
+    data = {"scale": 0.0, "loss": float("nan")}
+    return Harvest(rows(attempt, 1, [attempt], 0.0), None, [Event("skip", 1.0, attempt, 3, 0, data=data)])
 
+
+def test_events_that_wait_are_on_the_disk(make, tmp_path):
+    source, recorder = Rows(*map(skips, range(40))), make()
+    recorder.attach(source)
+    recorder.event("scaler", scaler=0)
+    source.wait(41)
+    on_disk = [(e.attempt, e.repeat) for e in events_in(tmp_path) if e.type == "skip"]  # as if killed now
+    recorder.finish()
+    assert on_disk == [(0, 1), (1, 39)]
+
+
+def test_events_that_go_on_over_flushes_are_few(make, tmp_path):
     source, recorder = Rows(*map(skips, range(40))), make()
     recorder.attach(source)
     recorder.event("scaler", scaler=0)

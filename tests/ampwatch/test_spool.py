@@ -6,10 +6,11 @@ import sys
 from collections import namedtuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch import records, spool
+from ampwatch.cuts import Cuts
 from ampwatch.errors import InvalidBatch, RunNotFound, SpoolError
 from ampwatch.room import Room
 from ampwatch.spool import Tail
@@ -52,6 +53,35 @@ def test_a_flush_is_one_write_for_each_file(tmp_path, monkeypatch):
     batches = [attempts(0), attempts(1), events(2)]
     writer(tmp_path).write(batches)
     assert written == [framed_bytes(batches[2]), framed_bytes(batches[0]) + framed_bytes(batches[1])]
+
+
+def test_events_that_are_held_are_read_at_the_end_until_they_are_told(tmp_path):
+    spooled = writer(tmp_path)
+    spooled.write([events(0), attempts(1)])
+    for types in (("skip", "backoff"), ("skip",)):  # the longer one first: nothing of it stays readable
+        spooled.hold(events(2, *types))
+    spooled.write([attempts(2), attempts(3)])
+    *_, last = spool.read(tmp_path)
+    assert (last.seq, [event.type for event in last.events()]) == (4, ["skip"])
+    assert [batch.seq for batch in Tail(tmp_path).read()] == [0, 1, 2, 3]
+    spooled.write([events(4, "skip")])
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_held_is_numbered_behind_the_parts_of_what_was_cut(tmp_path):
+    spooled = writer(tmp_path)
+    spooled.write([attempts(0, rows=4)])
+    spooled.hold(events(1))
+    Cuts(spooled.path, lambda: 1).cut(attempts(0, rows=4))
+    assert spool.held(spooled.path).seq == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"\1", b"\0" * 8, b"\xff" * 100])
+def test_what_is_held_and_cannot_be_read_is_none(damage, tmp_path):
+    spooled = writer(tmp_path)
+    spooled.write([events(0)])
+    (spooled.path / spool.HELD).write_bytes(damage)
+    assert [batch.seq for batch in spool.read(tmp_path)] == [0]
 
 
 def test_a_segment_is_closed_when_it_is_full(tmp_path):
@@ -289,7 +319,7 @@ def test_what_a_flush_wrote_outlives_a_killed_process(tmp_path):
     assert [batch.seq for batch in spool.read(tmp_path)] == [0]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_damage_makes_the_reader_raise_anything_else(tmp_path, data):
     path = tmp_path / "r" / PRODUCER / "events-000000.awb"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -55,7 +55,6 @@ def test_work_by_hand():
     assert work.items.tolist() == [[0, 0, 1], [0, 1, 2], [0, 2, TO_THE_END], [2, 0, TO_THE_END]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**33), max_size=20), st.sampled_from([2048, 4096]))
 def test_every_tile_is_worked_on_once(sizes, tile):
     work = work_of(array(*sizes), tile, 120)

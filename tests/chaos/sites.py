@@ -129,7 +129,7 @@ class Site:
 
     def spooled(self) -> set[tuple[str, int, str]]:
         """What is on the disk; each batch once."""
-        batches = [(batch.producer, batch.seq, batch.digest) for batch in spool.read(self.runs)]
+        batches = [(batch.producer, batch.seq, batch.digest) for batch in spool.Tail(self.runs).read()]
         assert len(batches) == len(set(batches))
         return set(batches)
 

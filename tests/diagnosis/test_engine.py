@@ -84,7 +84,7 @@ def runs(draw: st.DrawFn) -> Run:
     return run.event("origin", attempt=0, origins={"0": "float16"})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs(), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_any_order_and_any_parts_give_the_same_findings(run: Run, size: int, random):
     whole = run.findings()
@@ -96,7 +96,7 @@ def test_any_order_and_any_parts_give_the_same_findings(run: Run, size: int, ran
     assert diagnosis.findings() == whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs(), st.integers(1, 12), st.integers(24, 60), st.randoms(use_true_random=False))
 def test_within_a_window_the_findings_are_those_of_the_whole(run: Run, size: int, window: int, random):
     """Events first, as a job packs them; neighbours of the others in any order."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sent
 import sqlalchemy as sa
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ampwatch.records import Event
@@ -180,9 +180,7 @@ def plain(database: str) -> Iterator[Service]:
 
 @settings(
     max_examples=2,
-    deadline=None,
     phases=[Phase.generate],  # to shrink takes minutes and shows nothing more
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.integers(0, 3), st.randoms(use_true_random=False))
 def test_any_order_and_repetition_end_in_the_same_chunks(

@@ -54,7 +54,7 @@ def test_no_request_is_an_error_of_the_servers(tmp_path: Path) -> None:
 
 
 def ask(operation: schemathesis.APIOperation, server: Running) -> None:
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=EXAMPLES, derandomize=True, database=None)
     @given(operation.as_strategy())
     def asked(case: schemathesis.Case) -> None:
         if case.method == "GET" and "run" in (case.path_parameters or {}):
