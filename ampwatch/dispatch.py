@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .flight import FlightRecorder
 from .guard import Report, guard
-from .harvest import Harvester, Label, Rows, Seen
+from .harvest import TOGETHER, Harvester, Label, Rows, Seen
 from .hooks import Observation
 from .outcome import Attempt
 from .registry import Registry, Sink
@@ -20,7 +20,7 @@ from .ring import Memory, Ring
 from .stats.layout import SCALARS
 
 AT_ONCE: Final = 4  # attempts whose statistics are sent at one update
-AHEAD: Final = 16  # attempts that the host is ahead of a GPU before more memory is made
+AHEAD: Final = 16 + TOGETHER  # attempts that the host is ahead of a GPU before more memory is made
 MOST_BYTES: Final = 8 << 20  # under way, beyond which no more of them are sent
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
@@ -94,7 +94,7 @@ class Dispatch:
             ring.reserve(_sizes_ahead(sent, rows))
         if not ring.send(sent, attempt):
             self._outrun("attempts", attempt.attempt)
-        self.harvester.advance()
+        self.harvester.advance(together=min(TOGETHER, self._flight.depth // 4))
         if self._send_wanted(device):
             self.harvester.advance()
 
@@ -117,6 +117,7 @@ class Dispatch:
     def event(self, type: str, **data: Any) -> None:
         """Record an event that only the host knows of, at the coming attempt."""
         attempt = self._registry.coming_attempt
+        self.harvester.advance()  # it knows the step
         self._recorder.event(type, attempt=attempt, step=self.harvester.step, stream=self.stream, **data)
 
     def _outrun(self, kind: str, attempt: int) -> None:

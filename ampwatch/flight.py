@@ -26,6 +26,8 @@ class FlightRecorder:
 
     def __init__(self) -> None:
         self._rows: OrderedDict[int, list[Tensor]] = OrderedDict()
+        self.depth = ATTEMPTS
+        """How many attempts like the last one may be kept."""
 
     def __len__(self) -> int:
         """Attempts that are kept."""
@@ -34,8 +36,8 @@ class FlightRecorder:
     def keep(self, attempt: int, rows: Sequence[Tensor]) -> None:
         """Keep the statistics of an attempt, (n, WIDTH) float64 on each device; the oldest go."""
         self._rows[attempt] = list(rows)
-        depth = depth_for(rows)
-        while len(self._rows) > depth:
+        self.depth = depth_for(rows)
+        while len(self._rows) > self.depth:
             self._rows.popitem(last=False)
 
     def rows_of(self, attempt: int) -> list[Tensor] | None:

@@ -33,6 +33,10 @@ SHARE_IN_TROUBLE: Final = 0.025  # and while steps are skipped, or losses are no
 WINDOW: Final = (
     1024  # attempts whose rows the diagnosis in the job holds: sources of one flush are further apart by few
 )
+SAMPLE_BYTES: Final = (
+    6 << 20
+)  # of the statistics that it holds: of 300 tensors 32 newest attempts, of 1,000 8
+UNREAD_BYTES: Final = 1 << 20  # of batches that wait for the diagnosis
 _NO_BREAK: Final = "\u00a0"  # a space inside a command, which is copied whole
 _COLOURS: Final = {"healthy": 32, "warning": 33, "failing": 31, "fatal": 31}  # green, yellow, red
 
@@ -71,7 +75,8 @@ class JobLog:
     """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
 
     Judging costs CPU time that training may want, and that grows with the model: it waits until what it took last
-    time is `SHARE` of the time since, or `SHARE_IN_TROUBLE` where that is. Without anybody to tell, nothing is
+    time is `SHARE` of the time since, or `SHARE_IN_TROUBLE` where that is. So do the batches, of which many are read
+    one after another in a third of the time that each takes by itself. Without anybody to tell, nothing is
     diagnosed. A diagnosis that fails is given up, and recording goes on.
 
     Arguments:
@@ -84,7 +89,8 @@ class JobLog:
         from .diagnosis.engine import Diagnosis
 
         self._speaks, self._listeners = speaks, listeners
-        self._diagnosis = Diagnosis(window=WINDOW)
+        self._diagnosis = Diagnosis(window=WINDOW, sample_bytes=SAMPLE_BYTES)
+        self._unread: list[Batch] = []
         self._failed = False
         self._is_in_trouble = False  # since it was last judged
         self._judged, self._took = -math.inf, 0.0  # when, on the monotonic clock, and the CPU seconds of it
@@ -108,14 +114,16 @@ class JobLog:
         self._times.add(table.get("time"))
 
     def add(self, batches: Sequence[Batch], report: Report) -> None:
-        """Take in what was recorded since.
+        """Take in what was recorded since; it is read when it is judged, or as it grows large.
 
         Arguments:
             report: told where something of this fails.
         """
         with self._given_up_if_it_fails(report) as is_wanted:
-            for batch in batches if is_wanted else ():
-                self._diagnosis.add(batch)
+            if is_wanted:
+                self._unread += batches
+                if sum(len(batch.body) for batch in self._unread) > UNREAD_BYTES:
+                    self._read()
 
     def judge(self, report: Report, *, final: bool) -> None:
         """Where it is time, tell of fatal findings that are new.
@@ -165,10 +173,16 @@ class JobLog:
 
     def _findings(self) -> list[Finding]:
         began, is_first = time.thread_time(), self._judged == -math.inf
+        self._read()
         found = self._diagnosis.findings()
         self._took = 0.0 if is_first else time.thread_time() - began  # the first imports, and makes tables
         self._judged, self._is_in_trouble = time.monotonic(), False
         return found
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for batch in unread:
+            self._diagnosis.add(batch)
 
     def _lines(self, place: Place) -> tuple[str, str, str, str]:
         """The word of the verdict, and the three lines."""

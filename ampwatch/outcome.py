@@ -95,12 +95,19 @@ def bits(optimizers: Sequence[int]) -> int:
     return sum(1 << i for i in optimizers if i < 63)
 
 
+def is_ordinary(attempt: Attempt, numbers: Numbers) -> bool:
+    """Whether no step was skipped, and loss and gradients are finite: told by a glance at the numbers of an attempt."""
+    found = len(attempt.found)
+    counts = numbers[_head_of(attempt) :].reshape(-1, len(SCALARS))[:, AT["n_inf"] : AT["n_nan"] + 1]
+    return bool(np.isfinite(numbers[3])) and not (numbers[4 : 4 + found].any() or counts.any())
+
+
 def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
     """Tell the numbers of an attempt apart."""
     middle = 4 + len(attempt.found)
     left = middle + len(attempt.residues)
     seen = left + len(attempt.raw)
-    head = seen + len(attempt.counted)
+    head = _head_of(attempt)
     scale, scale_after, tracker, loss = numbers[:4].tolist()
     ids = [unscaled.tensors for unscaled in attempt.unscaled]
     return Outcome(
@@ -115,6 +122,11 @@ def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:
         ids=ids[0] if len(ids) == 1 else np.concatenate(ids) if ids else np.empty(0, np.int64),
         columns=np.ascontiguousarray(numbers[head:].reshape(-1, len(SCALARS)).T),
     )
+
+
+def _head_of(attempt: Attempt) -> int:
+    """How many numbers stand ahead of the statistics."""
+    return 4 + sum(map(len, (attempt.found, attempt.residues, attempt.raw, attempt.counted)))
 
 
 def totals_of(outcome: Outcome, is_float16: npt.NDArray[np.bool_]) -> dict[str, Any]:

@@ -419,6 +419,7 @@ class Watch(Unwatched):
 
     def _known_scale(self, scaler: Scaler) -> float:
         """The scale as far as the host knows it."""
+        self._harvester.advance()
         known = self._harvester.scale
         return internals.init_scale_of(scaler) if known is None else known
 

@@ -316,6 +316,7 @@ class Worker:
         # What the last flush itself had to say, and what was refused of others.
         if events or self._keeper.lost:
             self._send_off(events, final=True)
+            self._joblog.judge(self._fault, final=True)
         with guard("recorder.close_spool"):
             self._keeper.close()
         is_sent = self._transport is None or self._transport.close(SEND_AT_FINISH_S)

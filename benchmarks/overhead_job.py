@@ -1,11 +1,13 @@
-"""The training job that overhead.py measures: one process, told by lines on its input to take a pair of blocks.
+"""The training job that overhead.py measures: one process, told by lines on its input what to measure.
 
     python overhead_job.py ours|nothing|norms|hooks|tensorboard|wandb|trainscope
 
 A 12.2 M-parameter GPT on the CPU in float32 through an enabled scaler (float16 products are up to 100 × slower on a
-CPU without native support, which would hide the cost). For each line it reads it trains a block without the monitor
-and one with it, and prints their CPU seconds, all threads of the process, as JSON. What ampwatch's own threads have
-taken is told apart, as they do their work later, perhaps while a block without it runs.
+CPU without native support, which would hide the cost), twice: the monitor sees one of them, and leaves nothing in the
+other, no hook either. For each line `pair` it trains a block of the one without and one of the other, and prints their
+CPU seconds, all threads of the process, as JSON. What ampwatch's own threads take is told apart, as they do their work
+later, perhaps while a block without it runs; and what that is a step is measured after a line `stretch SECONDS`, in
+which every step is watched.
 """
 
 # ruff: noqa: ARG002 - a monitor is given what some of them need
@@ -23,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 WIDTH, LAYERS, VOCABULARY = 384, 6, 2048
+FLUSHED_S = 1.5  # after which what was recorded has been written
 
 
 class Block(nn.Module):
@@ -47,116 +50,121 @@ def gpt() -> nn.Module:
     )
 
 
+class Training:
+    """A model with its optimizer and its scaler."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = gpt()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        self.tokens = torch.randint(VOCABULARY, (4, 65))
+
+    def step(self, monitor: "Monitor | None") -> None:
+        self.optimizer.zero_grad()
+        logits = self.model(self.tokens[:, :-1]).flatten(0, 1)
+        loss = F.cross_entropy(logits, self.tokens[:, 1:].flatten())
+        self.scaler.scale(loss).backward()
+        value = loss.item()
+        if monitor is not None and monitor.wants_true_gradients:
+            self.scaler.unscale_(self.optimizer)
+            monitor.step(value)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
 class Monitor:
     """Looks at the gradients of a step once they are unscaled; this one does not."""
 
     steps = 1  # of a block
+    wants_true_gradients = True
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-        self.model, self.folder = model, folder
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    def __init__(self, training: Training, folder: str) -> None:
+        self.training, self.model, self.folder = training, training.model, folder
+        self.number = 0
 
-    def on(self) -> None: ...
-    def off(self) -> None: ...
-    def step(self, number: int, loss: float) -> None: ...
+    def step(self, loss: float) -> None:
+        self.number += 1
 
 
 class Ours(Monitor):
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    wants_true_gradients = False
+
+    def __init__(self, training: Training, folder: str) -> None:
         import ampwatch
 
-        super().__init__(model, optimizer, folder)
+        super().__init__(training, folder)
         settings = ampwatch.Settings.load(dir=folder)
-        self.plain = self.scaler
-        self.watched = ampwatch.GradScaler("cpu", init_scale=1024.0, model=model, settings=settings)
-
-    def on(self) -> None:
-        self.scaler = self.watched
-
-    def off(self) -> None:
-        self.scaler = self.plain
+        self.scaler = ampwatch.GradScaler("cpu", init_scale=1024.0, model=training.model, settings=settings)
+        training.scaler = self.scaler
 
 
 class Norms(Monitor):
-    def step(self, number: int, loss: float) -> None:
+    def step(self, loss: float) -> None:
         {name: p.grad.norm().item() for name, p in self.model.named_parameters()}
 
 
 class Hooks(Monitor):
     """A hook on each parameter counts NaN, inf and zeros, read once a step."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-        super().__init__(model, optimizer, folder)
-        self.is_on, self.counts = False, {}
-        for name, parameter in model.named_parameters():
+    def __init__(self, training: Training, folder: str) -> None:
+        super().__init__(training, folder)
+        self.counts = {}
+        for name, parameter in self.model.named_parameters():
             parameter.register_hook(lambda grad, name=name: self.count(name, grad))
 
     def count(self, name: str, grad: torch.Tensor) -> None:
-        if self.is_on:
-            self.counts[name] = [torch.isnan(grad).sum(), torch.isinf(grad).sum(), (grad == 0).sum()]
+        self.counts[name] = [torch.isnan(grad).sum(), torch.isinf(grad).sum(), (grad == 0).sum()]
 
-    def on(self) -> None:
-        self.is_on = True
-
-    def off(self) -> None:
-        self.is_on = False
-
-    def step(self, number: int, loss: float) -> None:
+    def step(self, loss: float) -> None:
         [count.item() for counts in self.counts.values() for count in counts]
 
 
 class TensorBoard(Monitor):
     steps = 3
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    def __init__(self, training: Training, folder: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        super().__init__(model, optimizer, folder)
+        super().__init__(training, folder)
         self.writer = SummaryWriter(folder)
 
-    def step(self, number: int, loss: float) -> None:
+    def step(self, loss: float) -> None:
+        super().step(loss)
         for name, parameter in self.model.named_parameters():
-            self.writer.add_histogram(name, parameter.grad, number)
-        self.writer.add_scalar("scale", self.scaler.get_scale(), number)
+            self.writer.add_histogram(name, parameter.grad, self.number)
+        self.writer.add_scalar("scale", self.training.scaler.get_scale(), self.number)
 
 
 class Wandb(Monitor):
     steps = 3
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    def __init__(self, training: Training, folder: str) -> None:
         os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
         import wandb
 
-        super().__init__(model, optimizer, folder)
-        self.wandb, self.run = wandb, wandb.init(project="overhead", dir=folder)
+        super().__init__(training, folder)
+        self.run = wandb.init(project="overhead", dir=folder)
+        wandb.watch(self.model, log="gradients", log_freq=1)
 
-    def on(self) -> None:
-        self.wandb.watch(self.model, log="gradients", log_freq=1)
-
-    def off(self) -> None:
-        self.wandb.unwatch(self.model)
-
-    def step(self, number: int, loss: float) -> None:
+    def step(self, loss: float) -> None:
         self.run.log({"loss": loss})
 
 
 class TrainScope(Monitor):
     steps = 3
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    def __init__(self, training: Training, folder: str) -> None:
         from trainscope import TrainScope as Scope
         from trainscope.core.config import TrainScopeConfig
 
-        super().__init__(model, optimizer, folder)
-        self.scope, self.is_attached = Scope(model, optimizer, config=TrainScopeConfig()), False
+        super().__init__(training, folder)
+        self.scope = Scope(self.model, training.optimizer, config=TrainScopeConfig())
+        self.scope.attach()
 
-    def on(self) -> None:
-        if not self.is_attached:
-            self.is_attached = True
-            self.scope.attach()
-
-    def step(self, number: int, loss: float) -> None:
-        self.scope.step(loss, batch_index=number)
+    def step(self, loss: float) -> None:
+        super().step(loss)
+        self.scope.step(loss, batch_index=self.number)
 
 
 MONITORS = {
@@ -178,40 +186,28 @@ def background_s() -> float:
 
 class Job:
     def __init__(self, name: str, folder: str) -> None:
-        torch.manual_seed(0)
-        self.model = gpt()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
-        self.tokens = torch.randint(VOCABULARY, (4, 65))
-        self.monitor = MONITORS[name](self.model, self.optimizer, folder)
-        self.number = 0
+        self.plain, self.watched = Training(), Training()
+        self.monitor = MONITORS[name](self.watched, folder)
 
-    def block_s(self, watched: bool) -> float:
+    def block_s(self, training: Training, monitor: Monitor | None) -> float:
         """CPU seconds of a step, without those of our own threads."""
         started, in_background = time.process_time(), background_s()
         for _ in range(self.monitor.steps):
-            self.step(watched)
+            training.step(monitor)
         taken = time.process_time() - started - (background_s() - in_background)
         return taken / self.monitor.steps
 
-    def step(self, watched: bool) -> None:
-        scaler, self.number = self.monitor.scaler, self.number + 1
-        self.optimizer.zero_grad()
-        logits = self.model(self.tokens[:, :-1]).flatten(0, 1)
-        loss = F.cross_entropy(logits, self.tokens[:, 1:].flatten())
-        scaler.scale(loss).backward()
-        value = loss.item()
-        if watched and not isinstance(self.monitor, Ours):
-            scaler.unscale_(self.optimizer)
-            self.monitor.step(self.number, value)
-        scaler.step(self.optimizer)
-        scaler.update()
-
     def pair(self) -> dict[str, float]:
-        self.monitor.off()
-        plain = self.block_s(watched=False)
-        self.monitor.on()
-        watched = self.block_s(watched=True)
-        return {"plain": plain, "watched": watched, "background": background_s(), "steps": self.monitor.steps}
+        return {"plain": self.block_s(self.plain, None), "watched": self.block_s(self.watched, self.monitor)}
+
+    def stretch(self, seconds: float) -> dict[str, float]:
+        """CPU seconds a step of our own threads, over watched steps alone."""
+        until, started, steps = time.monotonic() + seconds, background_s(), 0
+        while time.monotonic() < until or not steps:
+            self.watched.step(self.monitor)
+            steps += 1
+        time.sleep(FLUSHED_S)
+        return {"background": (background_s() - started) / steps}
 
 
 def main() -> None:
@@ -220,8 +216,10 @@ def main() -> None:
         os.chdir(folder)
         job = Job(sys.argv[1], folder)
         job.pair()
-        for _ in sys.stdin:
-            print("pair", json.dumps(job.pair()), flush=True)
+        for line in sys.stdin:
+            what, *seconds = line.split()
+            told = job.stretch(float(seconds[0])) if what == "stretch" else job.pair()
+            print("measured", json.dumps(told), flush=True)
         os.chdir("/")
         if isinstance(job.monitor, Ours):
             from named_pass import must_have_run
@@ -229,7 +227,7 @@ def main() -> None:
             import ampwatch
 
             ampwatch.finish()
-            must_have_run(job.monitor.watched)
+            must_have_run(job.monitor.scaler)
 
 
 if __name__ == "__main__":

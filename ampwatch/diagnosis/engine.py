@@ -131,10 +131,11 @@ class Diagnosis:
         window: memory does not grow with the attempts: facts are kept, and the rows of the newest so many (twice as
             many at most), within which they may come in any order; a row that comes later still is left out. None
             keeps them all.
+        sample_bytes: nor with the tensors: of each producer's sampled ones so many are kept as fit, see `Samples`.
     """
 
-    def __init__(self, *, window: int | None = None) -> None:
-        self._window = window
+    def __init__(self, *, window: int | None = None, sample_bytes: int | None = None) -> None:
+        self._window, self._sample_bytes = window, sample_bytes
         self._producers: dict[str, _Producer] = {}
         self._agreement = Agreement()
         self._found: list[Finding] | None = None  # None: something came since
@@ -151,7 +152,8 @@ class Diagnosis:
         """Take a batch in, in any order; one that was seen already, by (producer, seq), is ignored."""
         if batch.producer not in self._producers:
             whole = batch.run != TRACE  # of a trace a person may have kept each tenth attempt
-            made = _Producer(batch.rank, batch.producer, whole=whole, window=self._window)
+            samples = Samples(self._sample_bytes)
+            made = _Producer(batch.rank, batch.producer, samples, whole=whole, window=self._window)
             self._producers[batch.producer] = made
         if self._producers[batch.producer].add(batch):
             self._found = None
@@ -219,14 +221,14 @@ class _Judged(NamedTuple):
 class _Producer:
     """Everything known of one producer."""
 
-    def __init__(self, rank: int, name: str, *, whole: bool, window: int | None) -> None:
+    def __init__(self, rank: int, name: str, samples: Samples, *, whole: bool, window: int | None) -> None:
         self.rank = rank
         self.name = name
         self._window = window
         self._seen = _Seen()
         self._described = Described()
         self.ledger = Ledger(whole=whole)
-        self._samples = Samples()
+        self._samples = samples
         self._streams: dict[int, Stream] = {}
         self._base: dict[int, Stream] = {}  # of the rows that the ledger has forgotten, to begin again from
         self._judged: _Judged | None = None  # None: something came since

@@ -30,6 +30,9 @@ class Arriving:
     def __len__(self):
         return len(self.under_way)
 
+    def arrivals(self):
+        return list(self.under_way)[: self.arrived]
+
     def receive(self):
         while self.arrived:
             self.arrived -= 1
@@ -135,6 +138,44 @@ def dropped(harvested):
 def lost(kind, first, last, count):
     number = {"first_seq": -1, "last_seq": -1, "reason": "the recorder did not keep pace"}
     return {"kind": kind, "first_attempt": first, "last_attempt": last, "count": count} | number
+
+
+LATER = 1000  # an attempt that observers do not wait for
+
+
+def test_ordinary_attempts_wait_for_each_other(harvester, ring):
+    waiting = []
+    for i in range(LATER, LATER + 9):
+        ring.send(attempt(i), numbers(row()))
+        harvester.advance(together=8)
+        waiting.append(len(ring))
+    assert waiting == [1, 2, 3, 4, 5, 6, 7, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        numbers(row(), found=1.0),
+        numbers(row(), loss=np.nan),
+        numbers(row(n_inf=1.0)),
+        numbers(row(), row(n_nan=2.0)),
+    ],
+)
+def test_one_that_may_call_for_a_closer_look_waits_for_none(harvester, ring, news):
+    for i, each in enumerate([numbers(row()), news, numbers(row())]):
+        ring.send(attempt(LATER + i, tensors=range((len(each) - 5) // len(SCALARS))), each)
+        harvester.advance(together=8)
+        assert len(ring) == (1, 0, 1)[i]
+
+
+def test_neither_do_the_first_attempts_and_what_observers_saw(harvester, ring):
+    ring.send(attempt(0), numbers(row()))
+    harvester.advance(together=8)
+    assert len(ring) == 0
+    ring.send(attempt(LATER), numbers(row()))
+    ring.send(Seen("origin", lambda _: {"origins": {}}, LATER, 0, 1.0), [])
+    harvester.advance(together=8)
+    assert len(ring) == 0
 
 
 def test_a_slow_recorder_loses_tensor_rows_and_no_attempt(ring):

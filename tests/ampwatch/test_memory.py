@@ -11,6 +11,7 @@ import torch
 
 import ampwatch
 from ampwatch.recorder import Recorder
+from ampwatch.stats.pages import PAGES_FROM, empty
 
 WARM_UP, ATTEMPTS = 300, 700
 MOST_MIB = 2.0
@@ -36,3 +37,31 @@ def test_memory_stays_flat(tmp_path):
             before = resident_mib()
     assert resident_mib() - before < MOST_MIB
     recorder.finish()
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGES_FROM // 8 - 1, PAGES_FROM // 8, 1_000_003])
+def test_memory_for_statistics_can_be_written_to_its_end(size):
+    numbers = empty(size)
+    numbers.fill_(0.5)
+    assert (numbers.dtype, numbers.shape, float(numbers.sum())) == (torch.float64, (size,), size / 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_large_memory_is_given_back_at_once():
+    before, numbers = resident_mib(), empty(4 << 20)
+    numbers.fill_(1.0)
+    assert resident_mib() - before > 30
+    del numbers
+    assert resident_mib() - before < MOST_MIB
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_writes_to_memory_of_its_own():
+    numbers = empty(PAGES_FROM)
+    numbers[0] = 1.0
+    child = os.fork()
+    if not child:
+        numbers[0] = 2.0
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert float(numbers[0]) == 1.0

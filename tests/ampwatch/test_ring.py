@@ -25,6 +25,21 @@ def test_pieces_of_any_dtype_and_shape_arrive_as_one_vector():
     assert received(ring) == [("a", [3.0, 1.0, 1.0, 1.0, 1.0, 2.5])]
 
 
+def test_what_numpy_has_no_dtype_for_arrives_too():
+    ring = Ring(CPU)
+    ring.send([torch.tensor([1.5, math.inf], dtype=torch.bfloat16), torch.tensor(True)], "a")
+    assert received(ring) == [("a", [1.5, math.inf, 1.0])]
+
+
+def test_what_has_arrived_is_shown_once_and_left_where_it_is():
+    ring = Ring(CPU)
+    shown = []
+    for i in range(3):
+        ring.send([torch.full((2,), float(i))], i)
+        shown += [(label, numbers.tolist()) for label, numbers in ring.arrivals()]
+    assert shown == received(ring) == [(i, [float(i)] * 2) for i in range(3)]
+
+
 def test_vectors_arrive_in_the_order_in_which_they_were_sent():
     ring = Ring(CPU)
     for i in range(20):

@@ -1,10 +1,11 @@
+import random
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from ampwatch.diagnosis.rows import Ledger
-from ampwatch.diagnosis.samples import NEWEST, Samples
+from ampwatch.diagnosis.samples import NEWEST, SAMPLE, Samples
 from ampwatch.diagnosis.sketch import Sketch
 from ampwatch.diagnosis.steps import BLOCK, Steps
 
@@ -105,6 +106,32 @@ def test_old_samples_are_thinned_and_the_newest_kept():
     kept = [sample.attempt for sample in samples]
     assert kept[-NEWEST:] == list(range(5000 - NEWEST, 5000))
     assert (kept[0], len(kept) < 400) == (0, True)
+
+
+@pytest.mark.parametrize(("tensors", "newest"), [(74, 32), (1000, 16), (5000, 2)])
+def test_of_many_tensors_fewer_samples_are_kept_so_that_memory_has_a_bound(tensors, newest):
+    samples, most_bytes = Samples(most_bytes=6 << 20), 0
+    of_each = {"tensor": np.arange(tensors), "hist": np.ones((tensors, 64), np.int64)}
+    for attempt in range(0, 10_000, 25):
+        samples.add({"attempt": np.full(tensors, attempt)} | of_each)
+        most_bytes = max(
+            most_bytes, sum(part.nbytes for parts in samples._unfitted.values() for part in parts)
+        )
+    kept = list(samples)
+    assert [sample.attempt for sample in kept][-newest:] == list(range(10_000 - 25 * newest, 10_000, 25))
+    assert most_bytes <= 3 << 20
+    assert sum(sample.tensors.nbytes for sample in kept) <= 6 << 20
+
+
+def test_what_is_kept_within_a_bound_does_not_depend_on_the_order():
+    def kept(attempts):
+        samples = Samples(most_bytes=SAMPLE.itemsize * 200)
+        for attempt in attempts:
+            samples.add({"attempt": np.full(5, attempt), "tensor": np.arange(5)})
+        return [sample.attempt for sample in samples]
+
+    in_order = list(range(3000))
+    assert kept(in_order) == kept(in_order[::-1]) == kept(random.Random(0).sample(in_order, 3000))
 
 
 def test_a_sample_that_is_kept_does_not_hold_the_flush_it_came_with():
