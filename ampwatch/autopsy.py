@@ -110,6 +110,18 @@ class Autopsies:
         """These tensors, those whose gradients come first ahead; those of which that is not known last."""
         return sorted(tensors, key=lambda tensor: self._places.get(tensor, len(self._places)))
 
+    def awaits(self, attempt: Attempt, ahead: int) -> bool:
+        """Whether statistics of an attempt are wanted whatever it brings.
+
+        Arguments:
+            ahead: attempts of its stream that come before it and are not added yet.
+        """
+        is_due = self._is_due(self._attempts_of.get(attempt.stream, 0) + ahead)
+        return is_due or attempt.attempt <= max(self._full_until, self._part_until)
+
+    def _is_due(self, count: int) -> bool:
+        return count < DENSE or count % self._tensor_every == 0
+
     def add(self, attempt: Attempt, outcome: Outcome, row: dict[str, Any]) -> list[Wanted]:
         """The next attempt, with its row; answers what is wanted of it and of those before, oldest first."""
         count = self._attempts_of.get(attempt.stream, 0)
@@ -122,7 +134,7 @@ class Autopsies:
         self._recent.append(now)
         own = np.setdiff1d(outcome.ids, self._copies) if len(self._copies) else outcome.ids
         has_copies = len(own) < len(outcome.ids)
-        is_due = count < DENSE or count % self._tensor_every == 0
+        is_due = self._is_due(count)
         if attempt.attempt <= self._full_until or (is_due and not has_copies):
             return _all_of([now])
         due = _some_of([now], own) if is_due else []

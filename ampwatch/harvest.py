@@ -3,7 +3,8 @@
 Numbers come out of the ring in the order of the attempts. Whoever polls first, the training thread at an update or
 the recorder's thread at a flush, digests what has arrived, under a lock that the training thread never waits for.
 The training thread leaves ordinary attempts to the other, up to `TOGETHER` of them: one after another in one go, they
-cost a third of what each would cost it by itself, with the caches full of the model's numbers.
+cost a third of what each would cost it by itself, with the caches full of the model's numbers. An attempt that it may
+have to follow, by sending statistics or by looking closer, is not left.
 The newest attempt stays open for a moment for what the user logs after update(). Rows and events are kept until they
 are harvested; where the recorder does not keep pace the oldest are given up, and the loss is recorded.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -20,9 +21,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .autopsy import Autopsies, Wanted
+from .autopsy import SPIKE, Autopsies, Wanted
 from .backlog import Backlog
-from .escalation import Escalation
+from .escalation import STEEP, Escalation
 from .origins import Origins
 from .outcome import (
     AT,
@@ -33,7 +34,7 @@ from .outcome import (
     bits,
     by_optimizer,
     change_of,
-    is_ordinary,
+    ordinary_norm,
     outcome_of,
     skip_data,
     totals_of,
@@ -51,7 +52,6 @@ MOST_EVENTS: Final = 1 << 13
 MOST_WANTED: Final = 512  # of the last 64 attempts; what was asked of those before is gone from the device
 DRAIN_S: Final = 2.0
 TOGETHER: Final = 8  # attempts: of the flight recorder's, which all are asked of, a small part
-EACH_OF_THE_FIRST: Final = 64  # attempts: observers wait for what the first ones tell
 OPEN_S: Final = 0.25  # how long the newest attempt waits for what is logged after it, if none follows
 
 
@@ -139,6 +139,8 @@ class Harvester:
         self._newest: _Newest | None = None
         self._autopsies = Autopsies(tensor_every)
         self._wanted: deque[Wanted] = deque(maxlen=MOST_WANTED)
+        self._glanced: dict[int, tuple[float, float]] = {}  # norm and loss of each stream's newest attempt
+        self._waiting: Counter[int] = Counter()  # attempts of each stream that were glanced at since
         self._order_of: dict[int, list[str]] = {}
         self._taken = 0
         self._step_offset = 0
@@ -173,8 +175,23 @@ class Harvester:
                 self._lock.release()
 
     def _has_news(self, ring: Arrivals) -> bool:
-        """Whether anything has arrived that may call for a closer look, which only the training thread can take."""
-        return any(_is_news(label, numbers) for label, numbers in ring.arrivals())
+        """Whether anything has arrived that only the training thread can follow: what is wanted of it, and is looked at."""
+        return any([self._is_news(label, numbers) for label, numbers in ring.arrivals()])  # noqa: C419 - each is looked at
+
+    def _is_news(self, label: Label, numbers: Numbers) -> bool:
+        if not isinstance(label, Attempt):
+            return True
+        stream, norm, loss = label.stream, ordinary_norm(label, numbers), abs(float(numbers[3]))
+        is_awaited = self._autopsies.awaits(label, self._waiting[stream])
+        self._waiting[stream] += 1
+        if norm is None:
+            return True
+        (norm_before, loss_before), self._glanced[stream] = (
+            self._glanced.get(stream, (0.0, 0.0)),
+            (norm, loss),
+        )
+        may_be_spike = norm > SPIKE * norm_before or loss > SPIKE * loss_before
+        return is_awaited or may_be_spike or 0 < norm * STEEP <= norm_before
 
     def harvest(self, final: bool) -> Harvest:
         """Rows and events that are complete, tensors up to `TENSOR_BYTES`.
@@ -211,6 +228,7 @@ class Harvester:
             self._digest()
 
     def _digest(self) -> None:
+        self._waiting.clear()
         if self._ring is None:
             return
         for label, numbers in self._ring.receive():
@@ -330,12 +348,6 @@ class Harvester:
         self.escalation.add(attempt.stream, loss_is_finite=is_finite, nan_skip=nan_skip)
         broken = outcome.ids[outcome.n_nonfinite > 0].tolist() if is_finite and outcome.skipped else []
         self.escalation.overflowed(attempt.stream, self._autopsies.in_backward_order(broken))
-
-
-def _is_news(label: Label, numbers: Numbers) -> bool:
-    if isinstance(label, Attempt):
-        return label.attempt < EACH_OF_THE_FIRST or not is_ordinary(label, numbers)
-    return True
 
 
 def _looks_finite(attempt: Attempt, outcome: Outcome) -> bool:

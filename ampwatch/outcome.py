@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -95,11 +96,17 @@ def bits(optimizers: Sequence[int]) -> int:
     return sum(1 << i for i in optimizers if i < 63)
 
 
-def is_ordinary(attempt: Attempt, numbers: Numbers) -> bool:
-    """Whether no step was skipped, and loss and gradients are finite: told by a glance at the numbers of an attempt."""
+def ordinary_norm(attempt: Attempt, numbers: Numbers) -> float | None:
+    """The true norm of an attempt in which no step was skipped, and loss and gradients are finite; None of any other.
+
+    Told by a glance at its numbers.
+    """
     found = len(attempt.found)
-    counts = numbers[_head_of(attempt) :].reshape(-1, len(SCALARS))[:, AT["n_inf"] : AT["n_nan"] + 1]
-    return bool(np.isfinite(numbers[3])) and not (numbers[4 : 4 + found].any() or counts.any())
+    columns = numbers[_head_of(attempt) :].reshape(-1, len(SCALARS))
+    is_broken = numbers[4 : 4 + found].any() or columns[:, AT["n_inf"] : AT["n_nan"] + 1].any()
+    if is_broken or not math.isfinite(numbers[3]):
+        return None
+    return math.sqrt(columns[:, AT["sum_sq"]].sum()) / numbers[0] if numbers[0] > 0 else 0.0
 
 
 def outcome_of(attempt: Attempt, numbers: Numbers) -> Outcome:

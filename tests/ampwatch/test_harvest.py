@@ -21,7 +21,7 @@ class Arriving:
 
     def __init__(self):
         self.under_way = deque()
-        self.arrived = 0
+        self.arrived = self.shown = 0
 
     def send(self, label, numbers, *, arrives=True):
         self.under_way.append((label, np.asarray(numbers, np.float64)))
@@ -31,11 +31,12 @@ class Arriving:
         return len(self.under_way)
 
     def arrivals(self):
-        return list(self.under_way)[: self.arrived]
+        new, self.shown = list(self.under_way)[self.shown : self.arrived], self.arrived
+        return new
 
     def receive(self):
         while self.arrived:
-            self.arrived -= 1
+            self.arrived, self.shown = self.arrived - 1, max(0, self.shown - 1)
             yield self.under_way.popleft()
 
 
@@ -140,39 +141,59 @@ def lost(kind, first, last, count):
     return {"kind": kind, "first_attempt": first, "last_attempt": last, "count": count} | number
 
 
-LATER = 1000  # an attempt that observers do not wait for
+LATER = 64  # attempts whose statistics are wanted from the first on
 
 
-def test_ordinary_attempts_wait_for_each_other(harvester, ring):
-    waiting = []
-    for i in range(LATER, LATER + 9):
-        ring.send(attempt(i), numbers(row()))
+@pytest.fixture
+def later(harvester, ring):
+    """Sends the attempts after the first ones; answers how many wait for each other after each."""
+
+    def send(*its_numbers):
+        waiting = []
+        for i, each in enumerate(its_numbers):
+            tensors = range((len(each) - 5) // len(SCALARS))
+            ring.send(attempt(LATER + i, tensors=tensors), each)
+            harvester.advance(together=8)
+            waiting.append(len(ring))
+        return waiting
+
+    for i in range(LATER):
+        ring.send(attempt(i), numbers(row(sum_sq=16.0)))
         harvester.advance(together=8)
-        waiting.append(len(ring))
-    assert waiting == [1, 2, 3, 4, 5, 6, 7, 0, 1]
+        assert len(ring) == 0
+    return send
+
+
+USUAL = numbers(row(sum_sq=16.0))
+
+
+def test_ordinary_attempts_wait_for_each_other(later):
+    assert later(*[USUAL] * 9) == [1, 2, 3, 4, 5, 6, 7, 0, 1]
 
 
 @pytest.mark.parametrize(
     "news",
     [
-        numbers(row(), found=1.0),
-        numbers(row(), loss=np.nan),
+        numbers(row(sum_sq=16.0), found=1.0),
+        numbers(row(sum_sq=16.0), loss=np.nan),
+        numbers(row(sum_sq=16.0), loss=4.1),
         numbers(row(n_inf=1.0)),
         numbers(row(), row(n_nan=2.0)),
+        numbers(row(sum_sq=16.0 * 4.1**2)),
+        numbers(row(sum_sq=16.0 / 8.1**2)),
     ],
 )
-def test_one_that_may_call_for_a_closer_look_waits_for_none(harvester, ring, news):
-    for i, each in enumerate([numbers(row()), news, numbers(row())]):
-        ring.send(attempt(LATER + i, tensors=range((len(each) - 5) // len(SCALARS))), each)
-        harvester.advance(together=8)
-        assert len(ring) == (1, 0, 1)[i]
+def test_one_that_may_be_followed_waits_for_none(later, news):
+    assert later(USUAL, USUAL, news) == [1, 2, 0]
 
 
-def test_neither_do_the_first_attempts_and_what_observers_saw(harvester, ring):
-    ring.send(attempt(0), numbers(row()))
-    harvester.advance(together=8)
-    assert len(ring) == 0
-    ring.send(attempt(LATER), numbers(row()))
+def test_neither_does_one_whose_statistics_are_wanted_anyway(later, ring):
+    assert later(*[USUAL] * 12) == [1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 0]  # the 75th
+    assert later(numbers(row(n_inf=1.0), found=1.0), *[USUAL] * 5) == [0, 0, 0, 0, 0, 1]  # those after a skip
+
+
+def test_neither_does_what_observers_saw(later, harvester, ring):
+    assert later(USUAL) == [1]
     ring.send(Seen("origin", lambda _: {"origins": {}}, LATER, 0, 1.0), [])
     harvester.advance(together=8)
     assert len(ring) == 0
