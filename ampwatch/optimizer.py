@@ -179,8 +179,9 @@ class StepWatch:
         self._clock = clock
         self._registry = registry_of(recorder)
         self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
-        self._probes = Probes(model, self._registry.tensor)
-        self._tripwires = Tripwires(self)
+        hooks = recorder.settings.observers
+        self._probes = Probes(model, self._registry.tensor, hooks=hooks)
+        self._tripwires = Tripwires(self, hooks=hooks)
         self._inspection = Inspection(partial(self._dispatch.event, scaled=False), self._names_of_model)
         self._gradients = GradientList(self._registry, self._names_of_model)
         self._names: dict[int, Name] | None = None

@@ -41,9 +41,11 @@ class Probes:
     Arguments:
         model: whose forward pass and whose parameters are observed.
         index: the index of a parameter in the records; its second argument is the model that holds it, if it is that.
+        hooks: whether to look by hooks; without them only the finite checks are made.
     """
 
-    def __init__(self, model: nn.Module | None, index: Callable[..., int]) -> None:
+    def __init__(self, model: nn.Module | None, index: Callable[..., int], *, hooks: bool = True) -> None:
+        self._hooks = hooks
         self._model = weakly(model)
         self._index = index
         self._armed: list[Observer] = []  # until each has seen something
@@ -63,9 +65,9 @@ class Probes:
         self._seen: list[Observation] = []
         self._attempts = 0
         self._forward_passes = 0
-        if model is not None:
+        if model is not None and hooks:
             self._arm(AutocastProbe(model), ReplicaProbe(model, index))
-        if model is not None and self._has_order:
+        if model is not None and hooks and self._has_order:
             parameters = [(index(p, model), p) for p in model.parameters() if p.requires_grad]
             self._arm(BackwardOrder(parameters), OriginProbe(parameters))
         if self._finite is not None:
@@ -104,20 +106,10 @@ class Probes:
     def follow(self, escalation: Escalation, origins: Origins) -> list[Observation]:
         """Look closer where what is known by now calls for it: at once, and in the next forward and backward pass."""
         unscaled, self._unscaled = self._unscaled, {}
-        for index, parameters in unscaled.items():
-            self._look_again(index, parameters, origins)
-        if (suspects := escalation.take_overflowed(self._stream)) and identity.rank_and_world()[1] > 1:
-            self._look_locally(suspects, unscaled)
+        if self._hooks:
+            self._look_closer(escalation, origins, unscaled)
         if escalation.take_check():
             self._check()
-        model, suspect = self._model(), escalation.take_suspect()
-        if suspect and model is not None:
-            self._arm(Float32Check(model, suspect))
-        wanted = escalation.take_search()
-        if wanted is not None and model is not None and self._search is None and self._is_eager:
-            self._search, self._searched = Search(model), wanted
-            self._search_until = self._attempts + SEARCH_FOR
-            self._search.arm()
         return self._take()
 
     def close(self) -> None:
@@ -149,6 +141,23 @@ class Probes:
         run without its graph: other bits, and another need for memory.
         """
         return self._is_called and internals.compiled_graphs() == self._graphs
+
+    def _look_closer(
+        self, escalation: Escalation, origins: Origins, unscaled: Mapping[int, Sequence[Tensor]]
+    ) -> None:
+        """In the next forward and backward pass."""
+        for index, parameters in unscaled.items():
+            self._look_again(index, parameters, origins)
+        if (suspects := escalation.take_overflowed(self._stream)) and identity.rank_and_world()[1] > 1:
+            self._look_locally(suspects, unscaled)
+        model, suspect = self._model(), escalation.take_suspect()
+        if suspect and model is not None:
+            self._arm(Float32Check(model, suspect))
+        wanted = escalation.take_search()
+        if wanted is not None and model is not None and self._search is None and self._is_eager:
+            self._search, self._searched = Search(model), wanted
+            self._search_until = self._attempts + SEARCH_FOR
+            self._search.arm()
 
     def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""

@@ -59,6 +59,7 @@ class Settings:
     spool_max_bytes: int = field(default=2 << 30, metadata=_env("SPOOL_MAX_BYTES", int))
     spool_min_free_bytes: int | None = field(default=None, metadata=_env("SPOOL_MIN_FREE_BYTES", int))
     statistics: str = field(default="auto", metadata=_env("STATS"))
+    observers: bool = field(default=True, metadata=_env("OBSERVERS", _flag))
     enabled: bool = field(default=True, metadata=_env("DISABLED", _not_flag))
     quiet: bool = field(default=False, metadata=_env("QUIET", _flag))
 

@@ -31,10 +31,14 @@ class Watcher(Protocol):
 
 
 class Tripwires:
-    """Tells a watcher of steps and accumulations, by the index of the optimizer."""
+    """Tells a watcher of steps and accumulations, by the index of the optimizer.
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = weakref.ref(watcher)
+    Arguments:
+        hooks: whether to put hooks on parameters and models; without them it tells of steps only.
+    """
+
+    def __init__(self, watcher: Watcher, *, hooks: bool = True) -> None:
+        self._watcher, self._hooks = weakref.ref(watcher), hooks
         self._handles: list[Handle] = []
         self._indices: dict[int, int] = {}  # by identity, by which torch keeps its own state of an optimizer
         self._stepping: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -65,7 +69,7 @@ class Tripwires:
 
     def on_accumulation(self, index: int, optimizer: Optimizer, parameter: Tensor) -> None:
         """Count the accumulations into this parameter, which is one of the optimizer's."""
-        if index not in self._counted and parameter.is_leaf and parameter.requires_grad:
+        if self._hooks and index not in self._counted and parameter.is_leaf and parameter.requires_grad:
             self._counted.add(index)
             # A hook that held its parameter would keep it alive; of a weak reference see `registry._Kept`.
             finding = partial(_held_by, weakref.ref(optimizer), id(parameter))
@@ -76,7 +80,8 @@ class Tripwires:
 
     def on_forward(self, model: nn.Module, see: Callable[..., None]) -> None:
         """Show this every forward pass of a model, as a forward hook."""
-        self._handles.append(after_forward(model, Hook("optimizer.forward", see)))
+        if self._hooks:
+            self._handles.append(after_forward(model, Hook("optimizer.forward", see)))
 
     def close(self) -> None:
         """Take every hook off, and hear of no step."""

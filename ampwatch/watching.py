@@ -86,8 +86,9 @@ class Watch(Unwatched):
         self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
         self._harvester = self._dispatch.harvester
         self._protocol = Protocol()
-        self._probes = Probes(model, self._registry.tensor)
-        self._tripwires = Tripwires(self)
+        hooks = recorder.settings.observers
+        self._probes = Probes(model, self._registry.tensor, hooks=hooks)
+        self._tripwires = Tripwires(self, hooks=hooks)
         self._strangers = Strangers(self)
         self._passes = ScaledPasses()
         self._by_hand = ByHand()
@@ -122,7 +123,7 @@ class Watch(Unwatched):
         with guard("scaler.scale", self.recorder.fault):
             losses, is_known = internals.tensors_in(outputs), not internals.is_lazy(outputs)
             self._note_losses(scaler, losses)
-            if scaler.is_enabled():
+            if scaler.is_enabled() and self.recorder.settings.observers:
                 for each in (self._passes, self._strangers):
                     each.scaled(internals.tensors_in(scaled), is_known=is_known)
 

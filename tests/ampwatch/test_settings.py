@@ -34,6 +34,7 @@ def test_every_variable_is_read_as_its_type():
         "AMPWATCH_SPOOL_MAX_BYTES": "1000",
         "AMPWATCH_SPOOL_MIN_FREE_BYTES": "2000",
         "AMPWATCH_STATS": "reference",
+        "AMPWATCH_OBSERVERS": "0",
         "AMPWATCH_DISABLED": "1",
         "AMPWATCH_QUIET": "yes",
     }
@@ -50,6 +51,7 @@ def test_every_variable_is_read_as_its_type():
         spool_max_bytes=1000,
         spool_min_free_bytes=2000,
         statistics="reference",
+        observers=False,
         enabled=False,
         quiet=True,
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
 import torch
 from torch import nn
 
+import ampwatch
 from ampwatch.records import is_missing
 
+from ..recorded import MemoryRecorder
 from ..recorded import scaler as make
 from .loops import Weighted, attempt, half, network, sgd
 
@@ -173,3 +176,41 @@ def test_a_model_whose_parameters_get_their_shape_in_the_first_pass(recorder):
     (order,), (origin,) = recorder.data("backward_order"), recorder.data("origin")
     assert [names[tensor] for tensor in order["tensors"]] == ["1.weight", "1.bias", "0.weight", "0.bias"]
     assert sorted(map(int, origin["origins"])) == sorted(names)
+
+
+def hooks_on(model):
+    dicts = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+    owners = [*model.modules(), *model.parameters()]
+    return [hook for o in owners for name in dicts for hook in (getattr(o, name, None) or {}).values()]
+
+
+@pytest.mark.parametrize("observers", [True, False])
+def test_observers_can_be_switched_off(observers):
+    """A forward overflow, which is searched for otherwise; what needs no hook is recorded all the same."""
+    recorder, model, hooks = MemoryRecorder(observers=observers), overflowing(), []
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    for _ in range(4):
+        hooks += hooks_on(model)
+        loss = scaler.scale(half(model, torch.ones(2, 4)))
+        hooks += (loss._backward_hooks or {}).values()
+        loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+    seen = {"autocast", "backward_order", "origin", "replicas", "forward_search"} & {
+        e.type for e in recorder.events()
+    }
+    assert (bool(hooks), bool(seen)) == (observers, observers)
+    assert (recorder.column("attempt"), len(recorder.data("finite_check")) > 0) == ([0, 1, 2, 3], True)
+
+
+@pytest.mark.parametrize("observers", [True, False])
+def test_observers_of_an_optimizer_without_a_scaler_can_be_switched_off(observers):
+    gc.collect()  # scalers of other tests, which look at an optimizer that none of them steps
+    recorder, model, hooks = MemoryRecorder(observers=observers), network(4, 8, 1), []
+    optimizer = ampwatch.watch_optimizer(sgd(model), model=model, recorder=recorder)
+    for _ in range(3):
+        hooks += hooks_on(model)
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (bool(hooks), recorder.column("attempt")) == (observers, [0, 1, 2])
