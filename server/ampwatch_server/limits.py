@@ -105,10 +105,10 @@ def _range_of(column: records.Array, name: str, limit: int) -> tuple[int, int]:
 
 def _has_trouble(table: records.Table) -> bool:
     """Whether a step was skipped, or a loss is not finite although it was measured."""
-    if "found_inf" in table and table["found_inf"].any():
+    if "found_inf" in table and np.count_nonzero(table["found_inf"]):
         return True
     loss = table.get("loss")
-    if loss is None or (finite := np.isfinite(loss)).all():
+    if loss is None or np.count_nonzero(finite := np.isfinite(loss)) == len(loss):
         return False
     return not records.is_missing(loss[~finite]).all()
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .headers import header
 from .problems import problem
 from .settings import Settings
 
@@ -60,8 +60,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refused = self._refusal(scope["method"], headers)
+        refused = self._refusal(scope)
         handler = self._app if refused is None else problem(*refused)
 
         async def send_guarded(message: Message) -> None:
@@ -78,17 +77,18 @@ class Guard:
         inside = path == self._root or path.startswith(f"{self._root}/")
         return {**scope, "root_path": self._root, "path": path if inside else self._root + path}
 
-    def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
-        host = headers.get("host", "")
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        host = header(scope, b"host") or ""
         name = _name(host)
         if not (name in self._hosts or _is_address(name)):
             return (
                 421,
                 f"this server does not answer to the host {name!r}; start it with --allowed-host {name}",
             )
-        origin = headers.get("origin")
-        if method not in _SAFE and origin is not None and urlsplit(origin).netloc != host:
-            return 403, "a write from another origin is refused"
+        if scope["method"] not in _SAFE:
+            origin = header(scope, b"origin")
+            if origin is not None and urlsplit(origin).netloc != host:
+                return 403, "a write from another origin is refused"
         return None
 
 

@@ -16,6 +16,7 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.records import Batch
 from ampwatch_server import schemas
 from ampwatch_server.auth import Grant
+from ampwatch_server.headers import header
 from ampwatch_server.limits import ENCODINGS, Extent, TooLarge, decompress, read_batch
 from ampwatch_server.problems import Problem, answer_to
 from ampwatch_server.rates import Rates
@@ -139,8 +140,8 @@ async def _read(request: Request, settings: Settings) -> tuple[Batch, Extent]:
 
 
 def _media(request: Request) -> tuple[str, str]:
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    encoding = request.headers.get("content-encoding", "").strip().lower()
+    media = (header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
+    encoding = (header(request.scope, b"content-encoding") or "").strip().lower()
     if media not in TYPES:
         raise Problem(415, f"got Content-Type {media!r}, it must be one of {', '.join(sorted(TYPES))}")
     if encoding not in ENCODINGS:
