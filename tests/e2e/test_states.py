@@ -57,6 +57,25 @@ def test_a_lost_server_is_told_and_what_was_shown_stays(signed_in: BrowserContex
     page.close()
 
 
+def test_an_open_page_goes_on_with_a_server_that_was_started_again(
+    signed_in: BrowserContext, tmp_path
+) -> None:
+    page = signed_in.new_page()
+    database = f"sqlite:///{tmp_path / 'again.db'}"
+    described, attempts, tensors = failing("resumed", "e" * 32, "Resumed run")
+    with running(database=database) as server:
+        post(server, [described])
+        page.goto(server.link)
+        page.goto(f"{server.url}/run/resumed")
+        expect(page.locator("#verdict")).to_contain_text("No data")
+    expect(page.locator("#connection")).to_have_text("Connection lost, trying again…")
+    with running(database=database, port=int(server.url.rpartition(":")[2])) as server:
+        post(server, [attempts, tensors])
+        expect(page.locator("#verdict")).to_contain_text("Failing")
+        expect(page.locator("#connection")).not_to_contain_text("lost")
+        page.close()
+
+
 def test_a_server_without_runs_says_how_to_begin(signed_in: BrowserContext, tmp_path) -> None:
     page = signed_in.new_page()
     with running(database=f"sqlite:///{tmp_path / 'empty.db'}") as server:
