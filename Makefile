@@ -24,9 +24,12 @@ test: $(VENV)/.test
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 # The tests that take long: a job and its server are killed 50 times each, and a job 30 s after it was asked to end
-# (docs/reliability.md).
+# (docs/reliability.md); batches come in 20 orders, and 100 requests to each path, that differ each time.
 soak: $(VENV)/.test
 	@AMPWATCH_CHAOS_KILLS=50 AMPWATCH_CHAOS_GRACE_S=30 $(BIN)/python -m pytest tests/chaos --durations=5 $(ARGS)
+	@AMPWATCH_ORDERS=20 AMPWATCH_REQUESTS=100 $(BIN)/python -m pytest --durations=5 $(ARGS) \
+		tests/server/test_fold.py::test_any_order_and_repetition_end_in_the_same_chunks \
+		tests/server/test_fuzz.py::test_no_request_is_an_error_of_the_servers
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -47,9 +47,8 @@ _BODIES: Final = (
 _BUSY_MS: Final = 10_000
 _READERS: Final = 16
 _SQLITE_FULL: Final = 2
-_FILE: Final = (
-    "ampwatch_file"  # what a connection notes of itself: path and identity of the file that it has opened
-)
+# what a connection notes of itself: the identities of the files that it has opened, by path
+_FILES: Final = "ampwatch_files"
 
 
 class Database:
@@ -215,7 +214,7 @@ def _engine(url: URL, *, reads: bool) -> Engine:
         sa.event.listen(engine, "connect", _open_sqlite_reading if reads else _open_sqlite_writing)
         sa.event.listen(engine, "begin", _begin_reading if reads else _begin_writing)
         if not reads:
-            sa.event.listen(engine, "commit", _refuse_another_file)
+            sa.event.listen(engine, "commit", _refuse_changed)
         return engine
     if reads:
         options |= {"isolation_level": "REPEATABLE READ", "execution_options": {"postgresql_readonly": True}}
@@ -247,17 +246,32 @@ def _open_sqlite_writing(connection: Any, record: Any) -> None:
             f"database: SQLite refuses synchronous=FULL (it is {found}); nothing would be durable"
         )
     path = connection.execute("PRAGMA database_list").fetchone()[2]
-    record.info[_FILE] = (path, _identity(path))
+    record.info[_FILES] = {path: _identity(path)}
 
 
-def _refuse_another_file(connection: Connection) -> None:
+def _begin_writing(connection: Connection) -> None:
+    if _changed(connection):
+        # What was deleted is still open here: what stood in the log only goes into the file before it is gone for good.
+        connection.exec_driver_sql("PRAGMA wal_checkpoint")
+        _refuse_changed(connection)
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # to wait for the lock here, not to fail at the first write
+
+
+def _refuse_changed(connection: Connection) -> None:
     """Commit into no file that has been deleted or replaced: SQLite would, and it would be gone with the process."""
-    path, opened = connection.info[_FILE]
-    if _identity(path) != opened:
+    if changed := _changed(connection):
         raise Unavailable(
-            f"the database cannot be used now: {path} was deleted or replaced since it was opened; "
+            f"the database cannot be used now: {changed[0]} was deleted or replaced since it was opened; "
             "put it back, or start the server again"
         )
+    files = connection.info[_FILES]
+    log_path = f"{next(iter(files))}-wal"  # there from the first transaction on
+    files.setdefault(log_path, _identity(log_path))
+
+
+def _changed(connection: Connection) -> list[str]:
+    """The files that are not those which a connection has opened."""
+    return [path for path, opened in connection.info[_FILES].items() if _identity(path) != opened]
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -279,7 +293,3 @@ def _open_postgres_writing(connection: Any, _record: Any) -> None:
 
 def _begin_reading(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
-
-
-def _begin_writing(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")  # to wait for the lock here, not to fail at the first write

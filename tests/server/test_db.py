@@ -99,6 +99,21 @@ def test_a_file_that_is_not_there_any_more_takes_nothing(tmp_path, become: str) 
     service.database.close()
 
 
+def test_what_stands_in_a_log_that_was_deleted_is_saved(tmp_path) -> None:
+    service = Service(Settings(str(tmp_path / "a.db")), Diagnosis)
+    batches = [sent.attempts(i, i + 1, seq=i) for i in range(3)]
+    sent.store(service, *batches[:2], fold=False)
+    (tmp_path / "a.db-wal").unlink()
+    with pytest.raises(Unavailable, match=r"a\.db-wal was deleted or replaced since it was opened"):
+        sent.store(service, batches[2], fold=False)
+    (tmp_path / "a.db").rename(tmp_path / "b.db")  # all that a killed server leaves
+    again = Service(Settings(str(tmp_path / "b.db")), Diagnosis)
+    new = [again.inbox.append(batch, check(batch)).result().new for batch in batches]
+    assert new == [False, False, True]
+    for each in (service, again):
+        each.database.close()
+
+
 def test_a_server_is_ready_where_it_can_write(service: Service) -> None:
     service.prove_ready()
     sqlite = service.settings.url.get_backend_name() == "sqlite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ from schemathesis.checks import not_a_server_error
 from ampwatch.records import Event
 from ampwatch_server.serve import Running, running
 
-EXAMPLES = 12  # of each operation
+EXAMPLES = int(
+    os.environ.get("AMPWATCH_REQUESTS", "12")
+)  # of each operation; `make soak` asks for others each time
 
 
 @contextmanager
@@ -54,7 +57,7 @@ def test_no_request_is_an_error_of_the_servers(tmp_path: Path) -> None:
 
 
 def ask(operation: schemathesis.APIOperation, server: Running) -> None:
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None)
+    @settings(max_examples=EXAMPLES, derandomize="AMPWATCH_REQUESTS" not in os.environ, database=None)
     @given(operation.as_strategy())
     def asked(case: schemathesis.Case) -> None:
         if case.method == "GET" and "run" in (case.path_parameters or {}):
