@@ -91,9 +91,17 @@ class FusedStep:
         }
 
     def _state_changes(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Of the counts of steps, and of all else that is kept; a count that was not there before began at 0."""
+        """Of the counts of steps, and of all else that is kept.
+
+        A count that was not there before began at 0, and anything else at numbers, whatever they were.
+        """
         after = self._states()
-        begun = {at: torch.zeros_like(part) for at, part in after.items() if at[1] == COUNT}
+        begun = {
+            at: torch.zeros_like(part)
+            if at[1] == COUNT
+            else part.where(part.isfinite(), torch.zeros_like(part))
+            for at, part in after.items()
+        }
         changes = {
             at: _moved(after[at], part)
             for at, part in (begun | self._state).items()

@@ -32,12 +32,18 @@ def takes_up(state, grad, skips):
     state["momentum"] = moment if skips else moment.lerp(grad, 0.25)
 
 
+def copies(state, grad, skips):
+    state["begun_at"] = torch.full_like(grad, 3.0)
+
+
 @pytest.mark.parametrize(
     ("change", "begun", "skips", "told"),
     [
         (counts, False, False, (0.0, 1.0)),  # replaced, not counted in place
         (counts, True, False, (0.0, 1.0)),
         (takes_up, True, False, (math.inf, 0.0)),  # from 0 a quarter of the way to inf
+        (takes_up, False, False, (math.inf, 0.0)),  # there for the first time
+        (copies, False, False, None),
         (counts, False, True, None),
         (counts, True, True, None),
         (takes_up, False, True, None),
