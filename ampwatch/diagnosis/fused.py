@@ -54,7 +54,7 @@ def _changed(case: Case, event: Event, what: str, advice: str, sure: float) -> F
     text = f"found_inf was 1, and {_CHANGED[what]} changed by up to {change:.3g} in that step."
     return case.finding(
         "fused_optimizer",
-        "warning" if what == "count" else "fatal",
+        "fatal",
         texts.HEADLINES[f"fused_optimizer.{what}"].format(first=texts.at(first), optimizer=name),
         first=first,
         evidence=[Evidence(text=text, value=change, attempt=first.attempt)],

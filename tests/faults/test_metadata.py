@@ -243,7 +243,7 @@ class Counting(Heeding):
     [
         (Careless, [("fused_optimizer", "fatal", 0, "")]),
         (Heeding, []),
-        (Counting, [("fused_optimizer", "warning", 0, "")]),
+        (Counting, [("fused_optimizer", "fatal", 0, "")]),
     ],
 )
 def test_a_fused_optimizer_that_applies_an_overflow(tmp_path, optimizer, kinds):
