@@ -2,9 +2,9 @@
 
 Numbers come out of the ring in the order of the attempts. Whoever polls first, the training thread at an update or
 the recorder's thread at a flush, digests what has arrived, under a lock that the training thread never waits for.
-The training thread leaves ordinary attempts to the other, up to `TOGETHER` of them: one after another in one go, they
-cost a third of what each would cost it by itself, with the caches full of the model's numbers. An attempt that it may
-have to follow, by sending statistics or by looking closer, is not left.
+The training thread leaves ordinary attempts to the other, up to `TOGETHER` of them: at each of its own it would find
+the caches full of the model's numbers. An attempt that it may have to follow, by sending statistics or by looking
+closer, is not left.
 The newest attempt stays open for a moment for what the user logs after update(). Rows and events are kept until they
 are harvested; where the recorder does not keep pace the oldest are given up, and the loss is recorded.
 """

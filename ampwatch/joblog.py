@@ -75,9 +75,8 @@ class JobLog:
     """Feeds a `Diagnosis` with the run's batches and says on stderr what comes of it.
 
     Judging costs CPU time that training may want, and that grows with the model: it waits until what it took last
-    time is `SHARE` of the time since, or `SHARE_IN_TROUBLE` where that is. So do the batches, of which many are read
-    one after another in a third of the time that each takes by itself. Without anybody to tell, nothing is
-    diagnosed. A diagnosis that fails is given up, and recording goes on.
+    time is `SHARE` of the time since, or `SHARE_IN_TROUBLE` where that is. So do the batches, which are read one after
+    another then. Without anybody to tell, nothing is diagnosed. A diagnosis that fails is given up, and recording goes on.
 
     Arguments:
         speaks: whether anything is said; of several ranks one is enough.
