@@ -26,6 +26,7 @@ from .names import Name
 from .registry import Registry
 from .stats.dense import Dense
 
+ROTATING: Final = 2  # parameters
 _PLAIN: Final = frozenset((Tensor,))
 _STRIDED: Final = frozenset((torch.strided,))
 _REAL: Final = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -66,6 +67,15 @@ class GradientList:
         self._only_tensors = True
         self._tensors = np.empty(0, np.int64)
         self._places: list[Sequence[int]] = []  # in the list of all, device by device
+        self._turn = 0
+
+    def some(self) -> list[Tensor]:
+        """The last of the parameters that had a gradient, which is nearest the loss, and after each `of` two others."""
+        if not self._parameters:
+            return []
+        *others, last = self._parameters
+        start = (self._turn - 1) * ROTATING
+        return [last, *(others[-1 - (start + i) % len(others)] for i in range(min(ROTATING, len(others))))]
 
     def of(self, optimizer: Optimizer, *, may_be_float16: bool, torchs: Replicas | None = None) -> Gradients:
         """The gradients as they are now.
@@ -74,6 +84,7 @@ class GradientList:
             may_be_float16: torch allows float16 gradients.
             torchs: what torch's method will do, if that follows; sparse float16 ones are coalesced in its place.
         """
+        self._turn += 1
         parameters: list[Tensor] = list(chain.from_iterable(map(_params, optimizer.param_groups)))
         grads: list[Tensor] = list(map(_grad, parameters))
         if NoneType in set(map(type, grads)):

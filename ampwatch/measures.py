@@ -42,17 +42,23 @@ class Measures:
         """A backward pass is about to add to the gradient of this parameter."""
         self._residues.setdefault(optimizer, Residue()).begin(parameter)
 
-    def accumulated(self, optimizer: int, parameter: Tensor) -> None:
-        """A backward pass has added to the gradient of an optimizer's first parameter."""
+    def accumulated(self, optimizer: int, parameter: Tensor, more: Sequence[Tensor] = ()) -> None:
+        """A backward pass has added to the gradient of an optimizer's first parameter.
+
+        Arguments:
+            more: others of its parameters, which the pass has come through by now, or whose gradients are older.
+        """
         self._accumulations[optimizer] = self._accumulations.get(optimizer, 0) + 1
         if optimizer not in self.gradients:  # of a GAN the critic may be unscaled by now
-            self._look(optimizer, parameter)
+            self._look(optimizer, [parameter, *more])
 
-    def _look(self, optimizer: int, parameter: Tensor) -> None:
-        grad = None if parameter.grad is None else local(parameter.grad)
-        if grad is not None and is_plain(grad) and grad.layout is torch.strided:
+    def _look(self, optimizer: int, parameters: Sequence[Tensor]) -> None:
+        grads = [local(p.grad) for p in parameters if p.grad is not None]
+        looked = [g for g in grads if is_plain(g) and g.layout is torch.strided and _is_cheap(g)]
+        alike = [g for g in looked if (g.dtype, g.device) == (looked[0].dtype, looked[0].device)]
+        if alike:
             with torch.no_grad():
-                self._raw[optimizer] = magnitude(grad.flatten()[:RESIDUE])
+                self._raw[optimizer] = magnitude(torch.cat([g.flatten()[:RESIDUE] for g in alike]))
 
     def stepping(self, index: int, optimizer: Optimizer) -> None:
         """Note the learning rates that the step is taken with."""
@@ -68,9 +74,9 @@ class Measures:
         return self._residues[optimizer].found if optimizer in self._residues else None
 
     def raw_in(self, optimizer: int) -> Tensor | None:
-        """Largest magnitude in its first gradient as backward left it, before the loop could change it; None if unseen.
+        """Largest magnitude in some of its gradients as backward left them, before the loop could change it; None if unseen.
 
-        Of some elements, a scalar on their device; NaN where one is NaN.
+        Of their first elements, a scalar on their device; NaN where one is NaN.
         """
         return self._raw.get(optimizer)
 
@@ -101,3 +107,8 @@ class Measures:
     def rows(self) -> list[Tensor]:
         """The statistics of all optimizers."""
         return [row for gradients in self.gradients.values() for row in gradients.rows]
+
+
+def _is_cheap(grad: Tensor) -> bool:
+    """Whether its first elements are had without a copy, or a copy is small: of channels_last it is all of it."""
+    return grad.is_contiguous() or grad.numel() <= 4 * RESIDUE

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from .hooks import is_plain
+from .hooks import Hook, is_plain
 
 Part = TypeVar("Part")
 
@@ -43,12 +45,46 @@ class Models:
         self._until_met = model
         self._kept: weakref.WeakKeyDictionary[Optimizer, nn.Module] = weakref.WeakKeyDictionary()
         self._versions: list[int] = []  # of its first weights, as they were when it was last asked
+        self._updates = 0
+        self._waiting: dict[int, RemovableHandle] = {}  # gradients that the first update came before
 
     def meet(self, optimizer: Optimizer) -> None:
         """The scaler has met an optimizer."""
         model, self._until_met = self.model(), None
         if model is not None:
             self._kept[optimizer] = model
+
+    def updated(self) -> None:
+        """An update has ended a window. After the first, gradients of no optimizer that was met wait for one.
+
+        A hook on each tells whether another backward pass comes, up to the next update: by then those are met.
+        """
+        self._updates += 1
+        self.close()
+        model = self.model() if self._updates == 1 else None
+        if model is None:
+            return
+        met = {id(p) for optimizer in self._kept for group in optimizer.param_groups for p in group["params"]}
+        hook = Hook("scaler.waiting", partial(_fed, weakref.ref(self)))
+        for p in model.parameters():
+            if p.grad is not None and id(p) not in met and p.is_leaf and p.requires_grad:
+                self._waiting[id(p)] = p.register_post_accumulate_grad_hook(hook)
+
+    def fed(self, parameter: Tensor) -> None:
+        """A backward pass has added to a gradient that waits."""
+        if (handle := self._waiting.pop(id(parameter), None)) is not None:
+            handle.remove()
+
+    def has_waiting(self, optimizer: Optimizer) -> bool:
+        """Whether gradients of this optimizer are those that the first update came before, one window later."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"]) if self._waiting else ()
+        return any(id(p) in self._waiting and p.grad is not None for p in parameters)
+
+    def close(self) -> None:
+        """Take every hook off."""
+        for handle in self._waiting.values():
+            handle.remove()
+        self._waiting.clear()
 
     def has_moved(self) -> bool | None:
         """Whether one of its first weights was written to since this was asked before; None without a model."""
@@ -58,6 +94,12 @@ class Models:
         trained = (p for p in model.parameters() if p.requires_grad and is_plain(p))
         before, self._versions = self._versions, [p._version for p in islice(trained, FIRST)]
         return bool(before) and before != self._versions
+
+
+def _fed(models: weakref.ref[Models], parameter: Tensor) -> None:
+    alive = models()
+    if alive is not None:
+        alive.fed(parameter)
 
 
 def modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -138,6 +138,10 @@ class Protocol:
         state.fed = True
         self._fed.add(optimizer)
 
+    def waits(self, optimizer: int) -> None:
+        """One that is met now has gradients that were there before the last update, and are as they were."""
+        self._fed.add(optimizer)
+
     def unscale(self, optimizer: int) -> Call:
         """Announce an explicit unscale_(); the one inside step() is not announced."""
         self._called(f"unscale_:{optimizer}")

@@ -96,6 +96,7 @@ class Watch(Unwatched):
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
+        self._listed: weakref.WeakValueDictionary[int, GradientList] = weakref.WeakValueDictionary()
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
         self._is_restored = False
@@ -110,6 +111,7 @@ class Watch(Unwatched):
             self._tripwires,
             self._strangers,
             self._unscaled_steps,
+            self._models,
             self._harvester,
         )
 
@@ -195,7 +197,9 @@ class Watch(Unwatched):
         if optimizer in self._harvester.origins.clean:
             self._by_hand.accumulated(optimizer, parameter)
         self._protocol.accumulated(optimizer)
-        self._measured.accumulated(optimizer, parameter)
+        listed = self._listed.get(optimizer)
+        more = listed.some() if listed is not None else ()
+        self._measured.accumulated(optimizer, parameter, more)
 
     def stepped(self, optimizer: int, itself: Optimizer) -> None:
         """An optimizer has stepped, inside `scaler.step()` or not."""
@@ -309,6 +313,8 @@ class Watch(Unwatched):
             self._introduce(scaler, replaces=self._registry.owner(optimizer))
             self._registry.own(optimizer, self._scaler)
             self._models.meet(optimizer)
+            if self._models.has_waiting(optimizer):
+                self._protocol.waits(index)
             self._inspection.meet(index, optimizer, self._measured.gradients)
             self._tripwires.on_step(index, optimizer)
         return index
@@ -330,6 +336,7 @@ class Watch(Unwatched):
             self._tell(self._protocol.unscaled_backward(index))
         if optimizer not in self._lists:
             self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
+            self._listed[index] = self._lists[optimizer]
         gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused, torchs=torchs)
         if gradients.parameters:
             self._tripwires.on_accumulation(index, optimizer, gradients.parameters[0])
@@ -371,6 +378,7 @@ class Watch(Unwatched):
                 self._send(scaler, noted)
         finally:
             self._measured = Measures()
+            self._models.updated()
             self._passes.updated()
             self._by_hand.updated()
             self._unscaled_steps.updated()
@@ -428,7 +436,12 @@ class Watch(Unwatched):
         if before is not None and not raised:
             self._is_restored = True
             self._harvester.scale = float(state["scale"])
-            self._dispatch.event("restored", scale=before, scale_after=self._harvester.scale)
+            self._dispatch.event(
+                "restored",
+                scale=before,
+                scale_after=self._harvester.scale,
+                growth_tracker=state.get("_growth_tracker"),
+            )
 
     def _introduce(self, scaler: Scaler, replaces: int | None = None) -> int:
         """Index of the scaler; at its first use an event tells what it is, and whose place it takes."""

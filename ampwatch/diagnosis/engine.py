@@ -42,7 +42,7 @@ from .ranks import Agreement, Member
 from .rows import Ledger, Rows
 from .samples import Sample, Samples
 from .scale_range import underflow
-from .scalers import scaler_not_restored, scaler_recreated
+from .scalers import scaler_not_restored, scaler_recreated, scaler_reset
 from .schedule import schedule_ahead
 from .several import many_optimizers
 from .shapes import fits
@@ -108,6 +108,7 @@ PRODUCER_RULES: Final[tuple[Rule, ...]] = (  # asked once, about the first strea
     call_order,
     useless_scaler,
     scaler_recreated,
+    scaler_reset,
 )
 RUN_RULES: Final[tuple[RunRule, ...]] = (scaler_not_restored,)  # about all producers of the run
 

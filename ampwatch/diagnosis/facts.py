@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,25 @@ from .periods import LoneSkips
 from .rows import Rows, are_nonfinite, runs_of
 from .scale_path import DEFAULT_INTERVAL, ScalePath
 from .spikes import Spikes
-from .trends import ESTABLISHED, Depth, Recent, Trend
+from .trends import ESTABLISHED, Depth, Recent, Trend, ratio_of
 from .zeros import Zeros
 
 KEPT_EPISODES: Final = 128  # the first and the last of them, each
+KEPT_RESETS: Final = 32  # likewise
+AWAY: Final = 4.0  # a loss that has come so far from the first …
+BACK: Final = 2.0  # … and is within this factor of the last ones has gone on
+
+
+class Reset(NamedTuple):
+    """An attempt at another scale than the one before it left.
+
+    Arguments:
+        goes_on: training does: by the steps that its optimizers count, or where they count none by the loss.
+    """
+
+    at: Moment
+    scale: float
+    goes_on: bool
 
 
 @dataclass(slots=True)
@@ -56,6 +71,8 @@ class Stream:
     first: Moment | None = None
     first_scale: float = 0.0
     first_loss: float = math.nan
+    counted: float = math.nan  # steps that its optimizers' state counts
+    resets: list[Reset] = field(default_factory=list)
     time_first: float = math.nan  # s, Unix time
     time_last: float = math.nan
     epoch: float = math.nan  # under way, and the attempt it began at
@@ -90,7 +107,14 @@ class Stream:
         rows = rows[~rows["idle"]]
         if not len(rows):
             return
+        changed = np.flatnonzero(rows["scale"][1:] != rows["scale_after"][:-1]) + 1
+        for part in np.split(rows, changed):
+            self._fold_steady(part)
+
+    def _fold_steady(self, rows: Rows) -> None:
+        """Take in attempts each of which is at the scale that the one before it left."""
         self._begin_stream(rows)
+        self._note_reset(rows)
         self.most_elements = max(self.most_elements, int(rows["numel"].max()))
         self.habits.fold(rows)
         if rows["applied"].any() and self.applied is None:
@@ -127,6 +151,20 @@ class Stream:
             self.first, self.first_scale = moment_of(rows[0]), float(rows["scale"][0])
             self.first_loss, self.time_first = float(rows["loss"][0]), float(rows["time"][0])
         self.time_last = float(rows["time"][-1])
+
+    def _note_reset(self, rows: Rows) -> None:
+        row = rows[0]
+        if self.last != NEVER and row["scale"] != self.scale:
+            self.resets.append(Reset(moment_of(row), float(row["scale"]), self._goes_on(row)))
+            if len(self.resets) > 2 * KEPT_RESETS:
+                del self.resets[KEPT_RESETS]
+        self.counted = float(rows["counted"][-1])
+
+    def _goes_on(self, row: Any) -> bool:
+        if not math.isnan(self.counted):
+            return bool(row["counted"] >= self.counted)
+        loss = float(row["loss"])
+        return ratio_of(self.first_loss, loss) > AWAY and ratio_of(loss, self.recent.loss()) < BACK
 
     def _note_epoch(self, rows: Rows) -> None:
         if np.isnan(rows["epoch"]).all():

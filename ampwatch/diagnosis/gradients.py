@@ -18,6 +18,7 @@ from .moments import Moment
 
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
+REPLACED: Final = 5  # attempts, not in a row, where nothing else says that something replaces inf
 IN_A_ROW: Final = 3  # a loss that is NaN now and then may hold a mean over nothing, whose gradient is 0
 WINDOWS: Final = 3  # of another length than usual
 ENOUGH: Final = 6  # … and from as many on chance is small
@@ -58,6 +59,7 @@ def clip_scaled(case: Case) -> Iterator[Finding]:
 def cleaned_gradients(case: Case) -> Iterator[Finding]:
     """Something makes numbers of inf and NaN between backward and unscale_."""
     habits, hooks = case.stream.habits, hooks_on(case)
+    pinned = habits.norm.found or habits.largest.found
     looks = looks_at_raw(case)
     seen_whole = not hooks and any(not event.data.get("nonfinite") for event in looks)
     lasts = habits.cleaned.longest >= IN_A_ROW and not seen_whole
@@ -66,6 +68,7 @@ def cleaned_gradients(case: Case) -> Iterator[Finding]:
         ("cleaned", habits.cleaned, 1 if hooks or lasts else math.inf),
         ("saturated", habits.saturated, SATURATIONS),
         ("saturated", habits.at_limit, SATURATIONS if hooks or habits.infinite.count else math.inf),
+        ("saturated", habits.replaced, SATURATIONS if hooks else math.inf if pinned else REPLACED),
         ("unhurt", habits.unhurt, 1 if hooks else math.inf),
     ]
     how, seen = next(((how, seen) for how, seen, least in told if seen.count >= least), ("", None))

@@ -28,6 +28,7 @@ ROUND_DIGITS: Final = 2
 SETTLING: Final = 100  # attempts
 EVEN: Final = 0.25  # root mean square over the largest
 LEAST_SAME: Final = 2  # windows of one length that another is compared with
+FIVES: Final = 5.0**4
 LARGEST: Final = 3.4028234663852886e38  # of float32: what nan_to_num makes of inf
 
 
@@ -259,6 +260,7 @@ class Habits:
     )  # every gradient finite, the loss infinite: a sum may have overflowed
     saturated: Seen = field(default_factory=Seen)  # the largest element is the largest number of float32 …
     at_limit: Seen = field(default_factory=Seen)  # … or of float16
+    replaced: Seen = field(default_factory=Seen)  # … or a round one that no float16 holds
     infinite: Seen = field(default_factory=Seen)  # a gradient is inf or NaN
     unscaled: Seen = field(default_factory=Seen)  # stepped, and no scale() was seen
     residue: Seen = field(default_factory=Seen)  # a gradient was left over as backward began
@@ -297,6 +299,7 @@ class Habits:
         self.unhurt.fold(rows, kept & np.isinf(rows["loss"]))
         self.saturated.fold(rows, finite & (rows["max_abs"] == LARGEST))
         self.at_limit.fold(rows, finite & (rows["max_abs"] == FLOAT16_MAX))
+        self.replaced.fold(rows, finite & _is_put_there(rows["max_abs"], rows["scale"]))
         self.infinite.fold(rows, rows["n_bad"] > 0)
         self.unscaled.fold(rows, rows["unscaled"])
         unapplied = np.append(self.unstepped_last, rows["unstepped"][:-1])
@@ -345,6 +348,15 @@ def _is_even(rows: Rows) -> npt.NDArray[np.bool_]:
     elements = np.maximum(rows["numel"] - rows["n_zero"], 1)
     even: npt.NDArray[np.bool_] = rows["norm"] * rows["scale"] >= EVEN * rows["max_abs"] * np.sqrt(elements)
     return even
+
+
+def _is_put_there(largest: npt.NDArray[np.float64], scales: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Whether it is 1e5, 2e6 …, of two digits: a gradient is the scale times something, and holds so many fives by it alone."""
+    with np.errstate(all="ignore"):
+        tens = 10.0 ** np.floor(np.log10(largest) - 1)
+        is_round = (largest > FLOAT16_MAX) & (largest % tens == 0)
+        put: npt.NDArray[np.bool_] = is_round & (largest % FIVES == 0) & (scales % FIVES != 0)
+    return put
 
 
 def _is_round(value: float) -> bool:

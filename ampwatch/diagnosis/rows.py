@@ -46,6 +46,7 @@ ROW: Final = np.dtype(
         ("n_bad", "<i8"),
         ("n_zero", "<i8"),
         ("max_abs", "<f8"),
+        ("counted", "<f8"),  # steps that the state of its optimizers counts; missing where none does
         ("residue", "|b1"),
         ("stepped", "<i8"),  # bits, as the next
         ("skips", "<i8"),
@@ -56,7 +57,7 @@ ROW: Final = np.dtype(
         ("lr", "<f8"),
     ]
 )
-"""What the diagnosis keeps of an attempt: 157 bytes."""
+"""What the diagnosis keeps of an attempt: 165 bytes."""
 
 Rows = npt.NDArray[Any]
 """A one-dimensional array of `ROW`."""
@@ -243,6 +244,7 @@ def _rows_of(table: Table) -> Rows:
     stepped = np.asarray(table.get("stepped", np.ones(len(rows)))) != 0
     rows["taken"] = stepped & ~rows["skipped"]
     rows["still"] = rows["taken"] & _at_rate_zero(table)
+    rows["counted"] = _counted(table)
     rows["unstepped"] = ~stepped & (rows["numel"] > 0)
     spoiled = ~np.isfinite(rows["norm"]) & ~is_missing(rows["norm"])  # told by a trace
     rows["applied"] = table.get("applied_nonfinite", rows["taken"] & spoiled)
@@ -260,6 +262,15 @@ def _penalised(table: Table, rows: int) -> npt.NDArray[np.bool_]:
     accumulated, losses = (np.asarray(table.get(name, unknown)) for name in ("micro_batches", "losses"))
     uncounted = (accumulated < 1) & (table["attempt"] < UNCOUNTED)
     return (losses > 1) & (uncounted | ((accumulated >= 1) & (losses > accumulated)))
+
+
+def _counted(table: Table) -> npt.NDArray[np.float64]:
+    """Of several optimizers the most, as not each steps in every attempt."""
+    counted = missing(len(table["attempt"]))
+    for name, steps in table.items():
+        if name.startswith(OPTIMIZER_PREFIX) and name.endswith(".step"):
+            counted = np.fmax(counted, steps)
+    return counted
 
 
 def _at_rate_zero(table: Table) -> npt.NDArray[np.bool_]:

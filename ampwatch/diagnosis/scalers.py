@@ -9,8 +9,9 @@ from ampwatch.records import Event
 
 from . import texts
 from .case import Case
-from .facts import Stream
+from .facts import Reset, Stream
 from .findings import Evidence, Finding
+from .trends import ratio_of
 
 NEAR: Final = 4.0  # a loss within this factor of the last one goes on from it
 
@@ -34,6 +35,27 @@ def scaler_recreated(case: Case) -> Iterator[Finding]:
         first=after.first,
         evidence=[Evidence(text=text, value=len(lost), attempt=after.first.attempt)],
         advice=texts.ADVICE["scaler_state_lost"],
+    )
+
+
+def scaler_reset(case: Case) -> Iterator[Finding]:
+    """A scaler that is given the state of a new one in the middle of a training that goes on."""
+    events = case.described.restored.events
+    seen = {reset: event for event in reversed(events) if (reset := _begun_anew(case, event))}
+    if not seen:
+        return
+    reset, event = min(seen.items())
+    before, after = texts.power(event.data["scale"]), texts.power(reset.scale)
+    text = f"{texts.times(len(seen), 'time')}: load_state_dict() set the scale to {after}, from {before} the first time."
+    yield case.finding(
+        "scaler_state_lost",
+        "warning",
+        texts.HEADLINES["scaler_state_lost.reset"].format(
+            first=texts.at(reset.at), before=before, after=after
+        ),
+        first=reset.at,
+        evidence=[Evidence(text=text, value=len(seen), attempt=reset.at.attempt)],
+        advice=texts.ADVICE["scaler_state_lost.reset"],
     )
 
 
@@ -80,6 +102,19 @@ def _not_restored(before: Case, after: Case) -> Iterator[Finding]:
     )
 
 
+def _begun_anew(case: Case, event: Event) -> Reset | None:
+    """The attempt behind a load_state_dict(), if it is at the initial scale of its scaler, and training goes on."""
+    told, scaler = event.data, case.described.scaler_of(event.stream)
+    is_new = told.get("growth_tracker") == 0 and told.get("scale_after") == scaler.get("init_scale")
+    if not is_new or told.get("scale") == told.get("scale_after"):
+        return None
+    mine = [i for i in case.streams if case.described.scaler_of(i) is scaler]
+    near = range(event.attempt, event.attempt + len(case.streams))  # others may come first
+    resets = [r for i in mine for r in case.streams[i].resets if r.at.attempt in near]
+    first = min(resets, default=None)
+    return first if first and first.goes_on and first.scale == told["scale_after"] else None
+
+
 def _jump(case: Case, event: Event) -> tuple[Stream, Stream] | None:
     """The streams before and after, if the new scaler began at its initial scale and the old one stood elsewhere."""
     old, new = (_streams_of(case, event.data.get(key)) for key in ("replaces", "scaler"))
@@ -110,9 +145,5 @@ def _goes_on(was: Stream, case: Case) -> bool:
     if now.first.step > 0 or (first_check and (first_check.data.get("steps_before") or 0) > 0):
         return True
     recent = was.recent.loss()
-    far, near = _ratio(was.first_loss, recent), _ratio(now.first_loss, recent)
+    far, near = ratio_of(was.first_loss, recent), ratio_of(now.first_loss, recent)
     return far > NEAR**2 and near < NEAR
-
-
-def _ratio(a: float, b: float) -> float:
-    return max(a / b, b / a) if a > 0 and b > 0 else float("nan")

@@ -77,6 +77,10 @@ class _Change(TypedDict, total=False):
     scale_after: float
 
 
+class _Restored(_Change, total=False):
+    growth_tracker: int | None
+
+
 class _Skip(_Change, total=False):
     optimizers: list[int]
 
@@ -234,7 +238,7 @@ SHAPES: Final[dict[str, Any]] = {
     "growth": _Change,
     "backoff": _Change,
     "set": _Change,
-    "restored": _Change,
+    "restored": _Restored,
     "skip": _Skip,
     "call_fault": _CallFault,
     "finite_check": _FiniteCheck,

@@ -5,6 +5,7 @@ The last 64 attempts are kept one by one, older ones in a sketch that answers pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -130,6 +131,11 @@ class Recent:
         losses = self.finite_losses()[-8:]
         later = bool(len(losses)) and losses[0, 0] > trend.seen.attempt
         return later and bool(np.all(losses[:, 2] < 2 * trend.loss_p99))
+
+
+def ratio_of(a: float, b: float) -> float:
+    """The larger over the smaller; NaN unless both are positive."""
+    return max(a / b, b / a) if a > 0 and b > 0 else math.nan
 
 
 def _trend_of(

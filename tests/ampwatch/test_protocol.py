@@ -155,6 +155,13 @@ def test_gradients_that_waited_for_an_update_are_told_from_those_of_a_bare_loss(
     assert [fault for fault, *_ in play(*bare, *bare)] == ["step_without_scale"] * 2
 
 
+def test_an_optimizer_that_is_met_with_gradients_that_waited():
+    protocol = Protocol()
+    play("scale", "step:0", "update", protocol=protocol)
+    protocol.waits(1)
+    assert play("step:1", protocol=protocol) == [("step_after_update", 1, False)]
+
+
 def scaled(moved, count):
     protocol = Protocol()
     return [(i, f.fault) for i in range(count) for f in protocol.scale(moved=moved(i))]

@@ -103,6 +103,79 @@ def test_inf_made_zero_is_told_though_the_loss_is_finite_and_no_gradient_ever_wa
     assert finding.evidence[0].text.startswith("A gradient was inf or NaN as backward left it, and finite")
 
 
+class Summed(nn.Module):
+    """A mean over many rows, whose bias alone overflows: its gradient is the sum over the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for layer in self.body:
+            x = layer(x).tanh()
+        return self.head(x)
+
+
+@pytest.mark.parametrize("number", [0.0, 1e4, 1e5])
+def test_inf_of_one_bias_that_is_made_any_number_is_told(tmp_path, number):
+    """Under two optimizers of which one has nothing to clean."""
+    model = nn.ModuleList([Summed(), Summed()])
+    optimizers = [torch.optim.SGD(each.parameters(), 1e-9) for each in model]
+    with recorded(tmp_path) as make:
+        scaler = make(model=model, init_scale=2.0**15)
+        for step in range(4):
+            for each, optimizer, factor in zip(model, optimizers, (4.0, 0.1), strict=True):
+                optimizer.zero_grad()
+                with half():
+                    loss = (each(features(step)).float() - 1.0).abs().mean() * factor
+                scaler.scale(loss).backward(inputs=list(each.parameters()))
+                for p in each.parameters():
+                    assert p is each.head.bias or p.grad.isfinite().all()
+                    torch.nan_to_num_(p.grad, nan=0.0, posinf=number, neginf=-number)
+                scaler.step(optimizer)
+            scaler.update()
+    assert told(tmp_path) == [("cleaned_gradients", "error", 1, "")]
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1e5, [("cleaned_gradients", "error", 0, "")]), (1e4, [])])
+def test_inf_that_a_hook_makes_a_number_beyond_float16_is_told(tmp_path, number, expected):
+    """A hook of the loop's own sees gradients first; of a number that a gradient may be nothing is told."""
+    model = Summed()
+    for p in model.parameters():
+        p.register_hook(lambda grad: torch.nan_to_num(grad, nan=0.0, posinf=number, neginf=-number))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    with recorded(tmp_path) as make:
+        scaler = make(model=model, init_scale=2.0**15)
+        for step in range(3):
+            optimizer.zero_grad()
+            with half():
+                loss = (model(features(step)).float() - 1.0).abs().mean() * 4.0
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert told(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1e6, []), (2.0**20, [])])
+def test_a_gradient_that_is_the_scale_itself_is_silent(tmp_path, scale, expected):
+    """Of a bias in float32 under a mean absolute error, whatever number its author begins with."""
+    model = nn.Linear(8, 1)
+    for p in model.parameters():
+        p.register_hook(lambda grad: None)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    with recorded(tmp_path) as make:
+        scaler = make(model=model, init_scale=scale)
+        for step in range(12):
+            optimizer.zero_grad()
+            with half():
+                embedded = features(step).half().float() * 1e-3
+            scaler.scale((model(embedded) - 9.0).abs().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert ("cleaned_gradients", "error") not in above_info(tmp_path)
+
+
 def test_cleaning_that_meets_nothing_is_silent(tmp_path):
     loop(tmp_path, cleaning, steps=30, init_scale=2.0**10)
     assert above_info(tmp_path) == []

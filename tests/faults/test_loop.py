@@ -142,6 +142,67 @@ def test_an_update_before_the_second_of_two_steps(tmp_path, early, expected):
     assert told(tmp_path) == expected
 
 
+def halves(directory, second_step, first_loss=None, steps=12):
+    """An encoder and a decoder with an optimizer each; `second_step(scaler, loss, decoding)` follows step and update of the first."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), nn.Linear(4, 1))
+    with recorded(directory) as make:
+        scaler, (encoding, decoding) = (
+            make(model=model, init_scale=2.0**10),
+            [torch.optim.Adam(m.parameters(), 1e-3) for m in model],
+        )
+        for step in range(steps):
+            encoding.zero_grad()
+            decoding.zero_grad()
+            with half():
+                loss = regression(model, step)
+            scaler.scale(loss).backward(retain_graph=True)
+            scaler.step(encoding)
+            scaler.update()
+            second_step(scaler, loss, decoding)
+    return told(directory)
+
+
+def of_the_same_pass(scaler, _loss, decoding):
+    scaler.step(decoding)
+    scaler.update()
+
+
+def of_the_same_pass_unscaled(scaler, _loss, decoding):
+    scaler.unscale_(decoding)
+    scaler.step(decoding)
+    scaler.update()
+
+
+def of_a_pass_of_its_own(scaler, loss, decoding):
+    decoding.zero_grad()
+    scaler.scale(loss).backward(inputs=[p for group in decoding.param_groups for p in group["params"]])
+    scaler.step(decoding)
+    scaler.update()
+
+
+def of_a_bare_pass(scaler, loss, decoding):
+    decoding.zero_grad()
+    loss.backward(inputs=[p for group in decoding.param_groups for p in group["params"]])
+    scaler.step(decoding)
+    scaler.update()
+
+
+@pytest.mark.parametrize("steps", [1, 12])
+@pytest.mark.parametrize("second_step", [of_the_same_pass, of_the_same_pass_unscaled])
+def test_an_update_between_two_halves_of_one_pass_is_told_in_the_first_iteration(
+    tmp_path, second_step, steps
+):
+    assert halves(tmp_path, second_step, steps=steps) == [("call_order", "error", 1)]
+
+
+@pytest.mark.parametrize(
+    ("second_step", "expected"),
+    [(of_a_pass_of_its_own, []), (of_a_bare_pass, [("scaler_bypassed", "error", 1)])],
+)
+def test_an_update_between_two_passes(tmp_path, second_step, expected):
+    assert halves(tmp_path, second_step) == expected
+
+
 @pytest.mark.parametrize(("each", "expected"), [(True, [("call_order", "error", 1)]), (False, [])])
 def test_micro_batches_that_are_unscaled_one_by_one(tmp_path, each, expected):
     model = mlp()

@@ -1,5 +1,7 @@
 """Faults that show over many attempts: batches that come again, scalers made anew, optimizers that starve, schedules."""
 
+import copy
+
 import pytest
 import torch
 from loops import (
@@ -304,3 +306,84 @@ def test_gradients_that_are_divided_by_the_next_scale(tmp_path):
 
 def test_gradients_that_are_divided_by_their_own_scale_are_silent(tmp_path):
     assert divided_by(tmp_path, new_scale=False) == []
+
+
+def fresh_again(directory, make_optimizer, restore, steps=46, every=15, rate=10.0):
+    """A scaler made for 2^16 where features want 2^10 or so; `restore(state, model, optimizer, scaler)` at each epoch."""
+    model = mlp()
+    optimizer = make_optimizer(model.parameters())
+    with recorded(directory) as make:
+        scaler = make(model=model, init_scale=2.0**22)
+        fresh = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scaler.state_dict()])
+        for step in range(steps):
+            if step and step % every == 0:
+                restore(copy.deepcopy(fresh), model, optimizer, scaler)
+            loss_at = lambda _, s=step: regression(model, s) * rate  # noqa: E731
+            train(model, scaler, loss_at, steps=1, optimizer=optimizer)
+    return told(directory)
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, 1e-3)
+
+
+def its_own(fresh, _model, _optimizer, scaler):
+    scaler.load_state_dict(fresh[2])
+
+
+def of_all(fresh, *objects):
+    for each, state in zip(objects, fresh, strict=True):
+        each.load_state_dict(state)
+
+
+def of_all_the_scaler_first(fresh, *objects):
+    of_all(fresh[::-1], *objects[::-1])
+
+
+def what_stands(_fresh, _model, _optimizer, scaler):
+    scaler.load_state_dict(scaler.state_dict())
+
+
+def in_two_steps(fresh, _model, _optimizer, scaler):
+    now = scaler.state_dict()
+    scaler.load_state_dict(fresh[2])
+    scaler.load_state_dict(now)
+
+
+@pytest.mark.parametrize("steps", [16, 46])
+def test_a_scaler_alone_that_is_given_its_first_state_again(tmp_path, steps):
+    assert fresh_again(tmp_path, adam, its_own, steps) == [("scaler_state_lost", "warning", 15, "")]
+    (finding,) = worse_than_info(tmp_path)
+    assert finding.evidence[0].value == steps // 15
+
+
+@pytest.mark.parametrize(("every", "expected"), [(40, 40), (2, None)])
+def test_without_a_count_of_steps_the_loss_tells_that_training_goes_on(tmp_path, every, expected):
+    """As of SGD; while it has not fallen yet, it may be another training's."""
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+
+    seen = fresh_again(tmp_path, sgd, its_own, steps=every + 2, every=every, rate=1.0)
+    assert seen == ([("scaler_state_lost", "warning", expected, "")] if expected else [])
+
+
+def test_one_of_two_scalers_that_is_given_its_first_state_again(tmp_path):
+    model = nn.ModuleList([mlp(), mlp()])
+    optimizers = [adam(each.parameters()) for each in model]
+    with recorded(tmp_path) as make:
+        scalers = [make(model=each, init_scale=2.0**22) for each in model]
+        fresh = scalers[1].state_dict()
+        for step in range(16):
+            if step == 15:
+                scalers[1].load_state_dict(fresh)
+            for each, optimizer, scaler in zip(model, optimizers, scalers, strict=True):
+                loss_at = lambda _, m=each, s=step: regression(m, s) * 10.0  # noqa: E731
+                train(each, scaler, loss_at, steps=1, optimizer=optimizer)
+    assert told(tmp_path) == [("scaler_state_lost", "warning", 31, "")]
+
+
+@pytest.mark.parametrize("restore", [of_all, of_all_the_scaler_first, what_stands, in_two_steps])
+@pytest.mark.parametrize("make_optimizer", [adam, lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9)])
+def test_a_training_that_begins_anew_or_a_state_that_stood_there_is_silent(tmp_path, make_optimizer, restore):
+    assert fresh_again(tmp_path, make_optimizer, restore) == []

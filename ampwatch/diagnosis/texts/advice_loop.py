@@ -258,6 +258,12 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "checkpoint['scaler'] = scaler.state_dict()\n...\nscaler.load_state_dict(checkpoint['scaler'])",
         ),
     ],
+    "scaler_state_lost.reset": [
+        Advice(
+            "Load a state of the scaler only together with those of model and optimizer, from one checkpoint; leave the call "
+            "out where training goes on."
+        ),
+    ],
     "rank_disagreement": [
         Advice(
             "Stop, and start all ranks again from one checkpoint from before: their weights are no longer the same."

@@ -249,6 +249,10 @@ HEADLINES: Final = {
         "A new GradScaler took the place of one that had settled at {before} and began at {after}, at {first}: the scale "
         "has to come down again, at a skipped step for each halving. It recovers by itself, until the next time."
     ),
+    "scaler_state_lost.reset": (
+        "load_state_dict() gave the GradScaler, which had settled at {before}, the state of a new one: it began at {after} "
+        "again, at {first}, while the training goes on. It recovers by itself, until the next time."
+    ),
     "scaler_state_lost.resumed": (
         "The training was resumed without the state of its GradScaler: it ended at {before} and began at {after}, at "
         "{first}. It recovers by itself after some skipped steps, until the next time."
