@@ -68,7 +68,7 @@ class Models:
         hook = Hook("scaler.waiting", partial(_fed, weakref.ref(self)))
         for p in model.parameters():
             if p.grad is not None and id(p) not in met and p.is_leaf and p.requires_grad:
-                self._waiting[id(p)] = p.register_post_accumulate_grad_hook(hook)
+                self._waiting[id(p)] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def fed(self, parameter: Tensor) -> None:
         """A backward pass has added to a gradient that waits."""
