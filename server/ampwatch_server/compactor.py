@@ -261,7 +261,8 @@ class Compactor:
         row = t.producers.c
         silent = row.last_seen < self._settings.clock() - IDLE_S
         whole = sa.or_(row.finished, silent).label("whole")
-        columns = (row.id, row.attempts, row.end_attempt, row.rolled, whole)
+        oldest = (row.attempts_from, row.tensors_from)
+        columns = (row.id, row.attempts, row.end_attempt, row.rolled, *oldest, whole)
         waits = sa.or_(sa.exists().where(t.inbox.c.producer == row.id), row.rolled < row.end_attempt)
         which = sa.or_(row.id.in_(new), sa.and_(silent, waits) if silent_too else sa.false())
         with self._database.read() as connection:
@@ -280,18 +281,18 @@ class Compactor:
             return list(connection.execute(query).all())
 
     def _fold_producers(
-        self, lease: Lease, diagnosis: RunDiagnosis, producers: Iterable[Row[Any]], lowest: Mapping[int, int]
+        self, lease: Lease, diagnosis: RunDiagnosis, producers: Sequence[Row[Any]], lowest: Mapping[int, int]
     ) -> dict[int, int]:
         """Fold what the diagnosis was given, where a window may be complete; answer up to where each is rolled up."""
-        ends = {}
-        for row in producers:
-            ends[row.id] = row.end_attempt
+
+        def is_due(row: Row[Any]) -> bool:
             complete = floor_to(row.rolled, WINDOW)
-            late = lowest.get(row.id, MAX_ATTEMPT) < complete
-            if row.whole or late or floor_to(row.end_attempt, WINDOW) > complete:
-                given = diagnosis.given
-                ends[row.id] = fold(self._database, self._tails, lease, row.id, given, whole=row.whole)
-        return ends
+            is_late = lowest.get(row.id, MAX_ATTEMPT) < complete
+            return bool(row.whole) or is_late or floor_to(row.end_attempt, WINDOW) > complete
+
+        due = [row for row in producers if is_due(row)]
+        ends: dict[int, int] = {row.id: row.end_attempt for row in producers}
+        return ends | fold(self._database, self._tails, lease, due, diagnosis.given)
 
     def _tell(self, lease: Lease, diagnosis: RunDiagnosis, ends: dict[int, int], *, is_judged: bool) -> None:
         """Count what is not counted yet, sum the run up, and let readers know."""

@@ -9,13 +9,15 @@ the same chunks.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from ampwatch.records import Table
 
@@ -34,35 +36,96 @@ from .tables import chunks, inbox, parts, producers
 
 BATCHES: Final = 256  # folded in one go, of bodies of …
 FOLDED_BYTES: Final = 16 << 20  # … so much, unless one is larger: memory, and how long others wait to write
+LOCKED_S: Final = 0.05  # a transaction that has lasted so long is committed: what is left goes into the next
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """Some batches of a producer, folded and not yet written.
+
+    Arguments:
+        chunks, parts: to be written. `counts`: the rows of each chunk.
+        gone: keys of the batches all of whose rows are in chunks. `partly`: of those whose rows before `edge` are.
+        size_bytes: of the bodies of all of them.
+        is_last: nothing else of the producer is to be folded.
+    """
+
+    producer_id: int
+    chunks: dict[Window, Encoded]
+    counts: dict[Window, int]
+    parts: dict[Window, Encoded]
+    gone: list[Key]
+    partly: list[Key]
+    edge: int
+    size_bytes: int
+    is_last: bool
+
+    def write(self, connection: Connection) -> None:
+        _forget_ancestors(connection, self.chunks)
+        write_chunks(connection, self.chunks, self.counts)
+        write_parts(connection, self.parts)
+        mine = inbox.c.producer == self.producer_id
+        gone, partly = ([seq for _, seq in keys] for keys in (self.gone, self.partly))
+        connection.execute(inbox.delete().where(mine, inbox.c.seq.in_(gone)))
+        connection.execute(inbox.update().where(mine, inbox.c.seq.in_(partly)).values(folded=self.edge))
+        lowest = min((window.first for window in self.chunks), default=MAX_ATTEMPT)
+        reset = producers.update().where(producers.c.id == self.producer_id, producers.c.rolled > lowest)
+        connection.execute(reset.values(rolled=lowest))
 
 
 def fold(
-    database: Database, tails: TailReader, lease: Lease, producer_id: int, given: set[Key], *, whole: bool
-) -> int:
-    """Fold what a producer has gone past, roll up the windows that are complete, and answer up to which attempt.
+    database: Database, tails: TailReader, lease: Lease, rows: Sequence[Row[Any]], given: set[Key]
+) -> dict[int, int]:
+    """Fold what producers of a run have gone past, roll up the windows that are complete, and answer up to which
+    attempt each is.
 
     A window into which something that waits will be folded is not complete: rolled up before, it would have to be taken
     apart again, window after window through a backlog.
 
     Arguments:
         tails: knows waiting batches decoded.
+        rows: of the producers, read under this lease: `id`, `end_attempt`, `attempts_from`, `tensors_from`, and
+            `whole`: it has ended or fallen silent, so its last window is folded too.
         given: what the diagnosis has seen. The rest waits on: what is folded is not given to it any more. What
             has been folded is taken out.
-        whole: the producer has ended or fallen silent, so its last window is folded too.
     Errors: LeaseLost.
     """
+    group: list[_Folded] = []
+    size_bytes = 0
+    for row in rows:
+        edge = MAX_ATTEMPT if row.whole else floor_to(row.end_attempt, WINDOW)
+        oldest = {"attempts": row.attempts_from, "tensors": row.tensors_from}
+        while (some := _fold_some(database, tails, row.id, given, edge, oldest)) is not None:
+            group.append(some)
+            size_bytes += some.size_bytes
+            if not some.is_last or len(group) >= BATCHES or size_bytes >= FOLDED_BYTES:
+                _write(database, lease, group, given)
+                group, size_bytes = [], 0
+            if some.is_last:
+                break
+    _write(database, lease, group, given)
     with database.read() as connection:
-        row = connection.execute(_progress(producer_id)).one_or_none()
-    if row is None:  # deleted meanwhile
-        return 0
-    edge = MAX_ATTEMPT if whole else floor_to(row.end_attempt, WINDOW)
-    oldest = {"attempts": row.attempts_from, "tensors": row.tensors_from}
-    while _fold_some(database, tails, lease, producer_id, given, edge, oldest):
-        pass
-    with database.read() as connection:
-        end = min(int(row.end_attempt), first_waiting(connection, producer_id))
-    roll(database, lease, producer_id, end)
-    return end
+        ends = {row.id: min(int(row.end_attempt), first_waiting(connection, row.id)) for row in rows}
+    for producer_id, end in ends.items():
+        roll(database, lease, producer_id, end)
+    return ends
+
+
+def _write(database: Database, lease: Lease, group: Sequence[_Folded], given: set[Key]) -> None:
+    """Write these in as few transactions as `LOCKED_S` allows: each commit waits for the disk."""
+
+    def job(connection: Connection) -> int:
+        began, count = time.monotonic(), 0
+        lease.assert_held(connection)
+        while count < len(group) and (count == 0 or time.monotonic() < began + LOCKED_S):
+            group[count].write(connection)
+            count += 1
+        return count
+
+    while group:
+        count = database.write(job)
+        given.difference_update(key for each in group[:count] for key in each.gone)
+        group = group[count:]
 
 
 def add_missing_parts(database: Database, lease: Lease, *which: sa.ColumnElement[bool]) -> None:
@@ -98,51 +161,36 @@ def _has_points(connection: Connection, window: Window) -> bool:
     )
 
 
-def _progress(producer_id: int) -> sa.Select[Any]:
-    row = producers.c
-    return sa.select(row.end_attempt, row.attempts_from, row.tensors_from).where(row.id == producer_id)
-
-
 def _fold_some(
     database: Database,
     tails: TailReader,
-    lease: Lease,
     producer_id: int,
-    given: set[Key],
+    given: Set[Key],
     edge: int,
     oldest: Mapping[str, int],
-) -> bool:
+) -> _Folded | None:
+    """The first of what waits of a producer, folded; None where nothing is to be."""
     with database.read() as connection:
         unfolded = [each for each in foldable(connection, producer_id, edge) if each.key in given]
         if not unfolded:
-            return False
+            return None
         keys, edge = _some_of(unfolded, edge)
         waiting = load(connection, keys)
         found = _by_window(tails, waiting, edge, oldest)
         version = written_codec(connection)
         rows = {window: _merged(connection, window, tables) for window, tables in found.items()}
         kept = _unsealed(connection, rows, version)
-    whole = {window: codec.encode(table, version) for window, table in rows.items()}
-    counts = {window: len(table["attempt"]) for window, table in rows.items()}
-    kept |= {above(window): _part(window, table, version) for window, table in rows.items()}
-    gone = [row.seq for row in waiting if row.last < edge]
-    partly = [row.seq for row in waiting if row.last >= edge]
-
-    def job(connection: Connection) -> None:
-        lease.assert_held(connection)
-        _forget_ancestors(connection, whole)
-        write_chunks(connection, whole, counts)
-        write_parts(connection, kept)
-        mine = inbox.c.producer == producer_id
-        connection.execute(inbox.delete().where(mine, inbox.c.seq.in_(gone)))
-        connection.execute(inbox.update().where(mine, inbox.c.seq.in_(partly)).values(folded=edge))
-        lowest = min((window.first for window in whole), default=MAX_ATTEMPT)
-        reset = producers.update().where(producers.c.id == producer_id, producers.c.rolled > lowest)
-        connection.execute(reset.values(rolled=lowest))
-
-    database.write(job)
-    given.difference_update((producer_id, seq) for seq in gone)
-    return len(keys) < len(unfolded)
+    return _Folded(
+        producer_id,
+        chunks={window: codec.encode(table, version) for window, table in rows.items()},
+        counts={window: len(table["attempt"]) for window, table in rows.items()},
+        parts=kept | {above(window): _part(window, table, version) for window, table in rows.items()},
+        gone=[(producer_id, row.seq) for row in waiting if row.last < edge],
+        partly=[(producer_id, row.seq) for row in waiting if row.last >= edge],
+        edge=edge,
+        size_bytes=sum(each.size_bytes for each in unfolded[: len(keys)]),
+        is_last=len(keys) == len(unfolded),
+    )
 
 
 def _some_of(unfolded: list[Waiting], edge: int) -> tuple[list[Key], int]:

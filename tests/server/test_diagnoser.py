@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sent
@@ -121,9 +122,9 @@ def test_what_comes_between_diagnosis_and_folding_is_diagnosed_before_it_is_fold
     service = Service(Settings(database=database, clock=lambda: 1e6), lambda: engine)
     late = [sent.attempts(1030, 2040, 1), sent.attempts(2040, 2100, 2)]
 
-    def fold_late(*given: object, **options: bool) -> int:
+    def fold_late(*given: Any) -> dict[int, int]:
         sent.store(service, *late, fold=False)
-        return fold(*given, **options)
+        return fold(*given)
 
     monkeypatch.setattr("ampwatch_server.compactor.fold", fold_late)
     sent.store(service, sent.attempts(0, 1030, 0))

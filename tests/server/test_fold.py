@@ -4,6 +4,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ import sent
 import sqlalchemy as sa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.engine import Connection
 
-from ampwatch.records import Event
+from ampwatch.records import Batch, Event
 from ampwatch_server import tables as t
 from ampwatch_server.fold import fold
 from ampwatch_server.lease import Lease, LeaseLost
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
+from ampwatch_server.store.place import write_chunks
 from ampwatch_server.store.series import Range, read_series
 from ampwatch_server.store.tail import Key
 from ampwatch_server.store.tensors import read_heatmap
@@ -45,7 +48,10 @@ def fold_given(service: Service, given: set[Key]) -> None:
     """As the compactor does, of a producer of which so much was looked at."""
     lease = Lease("r", "here", service.settings)
     service.database.write(lease.acquire)
-    fold(service.database, service.tails, lease, 1, given, whole=False)
+    query = sa.select(t.producers, sa.false().label("whole"))
+    with service.database.read() as connection:
+        rows = connection.execute(query).all()
+    fold(service.database, service.tails, lease, rows, given)
 
 
 def test_a_window_is_folded_once_its_producer_has_gone_past_it(service: Service) -> None:
@@ -81,6 +87,76 @@ def test_silence_folds_the_last_window(service: Service, clock: list[float]) -> 
     clock[0] += 61
     service.compactor.process("r")
     assert (places(service), inbox_size(service)) == ([(0, 0, 0)], 0)
+
+
+def ranks(count: int) -> list[Batch]:
+    return [sent.attempts(0, 50, producer=f"{rank:032x}", rank=rank) for rank in range(count)]
+
+
+def test_ranks_that_fall_silent_together_share_a_transaction(
+    service: Service, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampwatch_server.fold.LOCKED_S", 1e9)
+    sent.store(service, *ranks(40))
+    clock[0] += 61
+    before = service.database.writer.commits
+    service.compactor.process("r")
+    assert service.database.writer.commits - before < 10
+    folded = sent.all_chunks(service)
+    assert [folded[f"{rank:032x}", "attempts", 0, 0, 0]["attempt"] for rank in range(40)] == [
+        list(range(50))
+    ] * 40
+    assert inbox_size(service) == 0
+
+
+def test_however_transactions_are_bounded_the_chunks_are_the_same(
+    service: Service, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for run, bounds in (("one", (1e9, 1 << 30)), ("time", (0.0, 1 << 30)), ("bytes", (1e9, 1))):
+        monkeypatch.setattr("ampwatch_server.fold.LOCKED_S", bounds[0])
+        monkeypatch.setattr("ampwatch_server.fold.FOLDED_BYTES", bounds[1])
+        mine = [
+            sent.attempts(first, first + 700, seq, run=run, producer=f"{run:0<31}{rank}", rank=rank)
+            for rank in range(3)
+            for seq, first in enumerate((700, 0))
+        ]
+        sent.store(service, *mine)
+        clock[0] += 61
+        before = service.database.writer.commits
+        service.compactor.process(run)
+        commits = service.database.writer.commits - before
+        chunks = {
+            k[0][-1:] + str(k[1:]): v for k, v in sent.all_chunks(service).items() if k[0].startswith(run)
+        }
+        found.append((commits, chunks))
+    (once, chunks), (by_time, same), (by_bytes, also) = found
+    assert len(chunks) == 6
+    assert chunks == same == also
+    assert once < by_time <= by_bytes
+
+
+def test_a_transaction_that_fails_leaves_all_its_producers_to_the_next(
+    service: Service, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent.store(service, *ranks(4))
+    clock[0] += 61
+    written = []
+
+    def write(connection: Connection, *given: Any) -> None:
+        written.append(given)
+        if len(written) == 3:
+            raise LeaseLost("killed")
+        write_chunks(connection, *given)
+
+    monkeypatch.setattr("ampwatch_server.fold.LOCKED_S", 1e9)
+    monkeypatch.setattr("ampwatch_server.fold.write_chunks", write)
+    with pytest.raises(LeaseLost):
+        service.compactor.process("r")
+    assert (places(service), inbox_size(service)) == ([], 4)
+    service.compactor.process("r")
+    assert [chunk["attempt"] for chunk in sent.all_chunks(service).values()] == [list(range(50))] * 4
+    assert inbox_size(service) == 0
 
 
 def test_sixteen_windows_make_one_of_the_level_above(service: Service) -> None:
