@@ -27,7 +27,7 @@ from .roll import above, roll
 from .store import codec
 from .store.codec import Encoded
 from .store.cover import Where, level_points
-from .store.place import Window, is_at, read_at, write_chunks, write_parts, written_codec
+from .store.place import Window, forget, is_at, read_at, write_chunks, write_parts, written_codec
 from .store.points import select
 from .store.rows import by_stream, by_window, union
 from .store.tail import Key, TailReader, Waiting, first_waiting, foldable, load
@@ -261,7 +261,6 @@ def _ancestor(window: Window, level: int) -> Window:
 
 def _forget_ancestors(connection: Connection, written: Iterable[Window]) -> None:
     """Delete the chunks above these windows, and the parts that those would have become."""
-    for level in range(1, TOP_LEVEL + 1):
-        for window in {_ancestor(window, level) for window in written}:
-            connection.execute(chunks.delete().where(is_at(chunks, window)))
-            connection.execute(parts.delete().where(is_at(parts, above(window))))
+    places = {_ancestor(window, level) for window in written for level in range(1, TOP_LEVEL + 1)}
+    forget(connection, chunks, places)
+    forget(connection, parts, {above(place) for place in places})

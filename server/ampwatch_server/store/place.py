@@ -58,6 +58,12 @@ def write_parts(connection: Connection, data: Mapping[Window, Encoded]) -> None:
     _replace(connection, parts, _rows(data))
 
 
+def forget(connection: Connection, table: sa.Table, windows: Collection[Window]) -> None:
+    """Delete what `chunks` or `parts` has at these places."""
+    if windows:
+        connection.execute(_DELETES[table.name], [_key(window) for window in windows])
+
+
 def _rows(data: Mapping[Window, Encoded]) -> list[dict[str, Any]]:
     return [_key(window) | each._asdict() for window, each in data.items()]
 
@@ -79,10 +85,12 @@ def _key(window: Window) -> dict[str, Any]:
 
 # made once: to make them costs more than to ask
 _PLACE: Final = ("producer", "kind", "stream", "level", "first")
+_AT: Final = {
+    table: sa.and_(*(table.c[name] == sa.bindparam(name) for name in _PLACE)) for table in (chunks, parts)
+}
 _READS: Final = {
-    (table.name, hist): sa.select(table.c.data, table.c.hist if hist else sa.null()).where(
-        *(table.c[name] == sa.bindparam(name) for name in _PLACE)
-    )
-    for table in (chunks, parts)
+    (table.name, hist): sa.select(table.c.data, table.c.hist if hist else sa.null()).where(at)
+    for table, at in _AT.items()
     for hist in (False, True)
 }
+_DELETES: Final = {table.name: table.delete().where(at) for table, at in _AT.items()}
