@@ -6,28 +6,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from ampwatch.records import Event
 
 from . import texts
 from .case import Case
 from .findings import Evidence, Finding
-from .habits import Comparison, Seen
+from .habits import Seen
 from .moments import Moment
 
 RESIDUES: Final = 2  # attempts in a row that begin with gradients left over
 SATURATIONS: Final = 2
 REPLACED: Final = 5  # attempts, not in a row, where nothing else says that something replaces inf
 IN_A_ROW: Final = 3  # a loss that is NaN now and then may hold a mean over nothing, whose gradient is 0
-WINDOWS: Final = 3  # of another length than usual
-ENOUGH: Final = 6  # … and from as many on chance is small
-SUM_LEAST, SUM_LEAST_OF_FEW, SUM_HIGH = (
-    0.4,
-    0.6,
-    1.4,
-)  # powers that a sum shows, and no mean; noise alone makes 0.5
-LEAST_ERROR: Final = 0.05
 
 
 def clip_scaled(case: Case) -> Iterator[Finding]:
@@ -139,18 +129,16 @@ def norm_overflow(case: Case) -> Iterator[Finding]:
 def accumulation(case: Case) -> Iterator[Finding]:
     """A norm that grows with the number of micro-batches in a window, as that of a sum does."""
     windows = case.stream.habits.windows
-    if len(windows.compared) < WINDOWS or windows.first is None:
+    power = windows.of_a_sum()
+    if power is None or windows.first is None:
         return
-    exponent, least = _power(list(windows.compared))
-    if exponent > SUM_HIGH or least < (SUM_LEAST if len(windows.compared) >= ENOUGH else SUM_LEAST_OF_FEW):
-        return
-    text = f"In {len(windows.compared)} windows of another length than usual the norm went with the length to the power of {exponent:.2f}; a mean has 0, a sum 1."
+    text = f"In {power.windows} windows of another length than usual the norm went with the length to the power of {power.value:.2f}; a mean has 0, a sum 1."
     yield case.finding(
         "accumulation",
         "warning",
         texts.HEADLINES["accumulation"].format(first=texts.at(windows.first)),
         first=windows.first,
-        evidence=[Evidence(text=text, value=exponent, attempt=windows.first.attempt)],
+        evidence=[Evidence(text=text, value=power.value, attempt=windows.first.attempt)],
         advice=texts.ADVICE["accumulation"],
         confidence=0.8,
     )
@@ -159,15 +147,6 @@ def accumulation(case: Case) -> Iterator[Finding]:
 def _key(case: Case, kind: str) -> str:
     """Of the headline: where no scaler skips steps, other things come of it."""
     return f"{kind}.unscaled" if case.described.is_unscaled else kind
-
-
-def _power(compared: Sequence[Comparison]) -> tuple[float, float]:
-    """By least squares through the origin, and what it is at least: 2.5 standard errors less."""
-    lengths, norms = np.array(compared).T
-    weight = float(lengths @ lengths)
-    power = float(lengths @ norms) / weight
-    spread = float(np.square(norms - power * lengths).sum()) / (len(compared) - 1)
-    return power, power - 2.5 * max(math.sqrt(spread / weight), LEAST_ERROR)
 
 
 def _count(seen: Seen, what: str) -> Evidence:

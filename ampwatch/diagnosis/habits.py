@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,15 @@ ROUND_DIGITS: Final = 2
 SETTLING: Final = 100  # attempts
 EVEN: Final = 0.25  # root mean square over the largest
 LEAST_SAME: Final = 2  # windows of one length that another is compared with
+WINDOWS: Final = 3  # of another length than usual
+ENOUGH: Final = 6  # … and from as many on chance is small
+MOST: Final = 16  # that are looked at together
+SUM_LEAST, SUM_LEAST_OF_FEW, SUM_HIGH = (
+    0.4,
+    0.6,
+    1.4,
+)  # powers that a sum shows, and no mean; noise alone makes 0.5
+LEAST_ERROR: Final = 0.05
 FIVES: Final = 5.0**4
 LARGEST: Final = 3.4028234663852886e38  # of float32: what nan_to_num makes of inf
 
@@ -214,16 +224,43 @@ class Comparison(NamedTuple):
     norm: float
 
 
+class Power(NamedTuple):
+    """Of the length of a window, with which its norm goes; at least and at most, by 2.5 standard errors."""
+
+    value: float
+    least: float
+    most: float
+    windows: int
+
+    @classmethod
+    def of(cls, compared: Collection[Comparison]) -> Power:
+        """By least squares through the origin."""
+        weight = sum(length * length for length, _ in compared)
+        value = sum(length * norm for length, norm in compared) / weight
+        spread = sum((norm - value * length) ** 2 for length, norm in compared) / (len(compared) - 1)
+        error = 2.5 * max(math.sqrt(spread / weight), LEAST_ERROR)
+        return cls(value, value - error, value + error, len(compared))
+
+    @property
+    def is_of_a_sum(self) -> bool:
+        """Whether no mean shows it."""
+        return self.value <= SUM_HIGH and self.least >= (
+            SUM_LEAST if self.windows >= ENOUGH else SUM_LEAST_OF_FEW
+        )
+
+
 @dataclass(slots=True)
 class Windows:
     """How the norm goes with the number of micro-batches, where accumulation windows differ in length.
 
     Each window is compared with those of the 8 before it that have the commonest other length: a norm that grows as
-    n^1 is that of a sum, n^0 that of a mean; noise alone makes n^0.5 of the one and n^-0.5 of the other.
+    n^1 is that of a sum, n^0 that of a mean; noise alone makes n^0.5 of the one and n^-0.5 of the other. As training goes
+    on there is ever more noise: what was proven stays so until later windows show a mean.
     """
 
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=8))
-    compared: deque[Comparison] = field(default_factory=lambda: deque(maxlen=16))
+    compared: deque[Comparison] = field(default_factory=lambda: deque(maxlen=MOST))
+    proven: Power | None = None  # the surest that a sum has shown
     first: Moment | None = None
 
     def fold(self, taken: Rows) -> None:
@@ -241,7 +278,22 @@ class Windows:
             same = median(x for n, x in self.recent if n == usual)
             self.compared.append(Comparison(math.log(count / usual), math.log(norm / same)))
             self.first = self.first or moment_of(row)
+            if len(self.compared) == MOST:
+                self._prove(Power.of(self.compared))
         self.recent.append((count, norm))
+
+    def of_a_sum(self) -> Power | None:
+        """The power that shows a sum, if one does."""
+        if len(self.compared) < WINDOWS:
+            return None
+        now = Power.of(self.compared)
+        return now if now.is_of_a_sum else self.proven
+
+    def _prove(self, now: Power) -> None:
+        if now.most < SUM_LEAST:
+            self.proven = None
+        elif now.is_of_a_sum and (self.proven is None or now.least > self.proven.least):
+            self.proven = now
 
     def _is_common(self, count: int) -> bool:
         """Whether most windows have this length: then they are what others are compared with."""

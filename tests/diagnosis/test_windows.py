@@ -38,6 +38,19 @@ def test_no_length_needs_to_be_common(exponent: float, kinds: list[str]):
     assert turns(1.0, 10) == ["accumulation"]
 
 
+def test_what_is_proven_stays_so_until_later_windows_show_a_mean():
+    def told(then: float, noise: tuple[float, ...]) -> list[str]:
+        run = Run()
+        for i in range(90):
+            length, power = (2, 6, 3, 1, 4)[i % 5], 1.0 if i < 30 else then
+            run.clean(1, norm=float(length) ** power * (noise[i % len(noise)] if i >= 30 else 1.0))
+            run.rows[-1] |= {"micro_batches": length, "losses": length}
+        return [f.kind for f in run.findings()]
+
+    assert told(1.0, (0.02, 60.0, 1.0, 0.03, 40.0, 2.0, 0.05, 70.0)) == ["accumulation"]
+    assert told(0.0, (1.1, 0.9, 1.0, 0.95)) == []
+
+
 def test_three_windows_of_another_length_are_wanted():
     assert [windows(1.0, odd=n) for n in (2, 3)] == [[], ["accumulation"]]
 
