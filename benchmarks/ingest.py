@@ -7,14 +7,12 @@ fifty    as big, 50 attempts a batch, over 8 connections
 ranks    8,000 ranks of one run, 5 attempts a batch, over 64 connections; the first batch of each is sent before
 catchup  as big, through a backlog of 200 batches, while a second client asks for runs, series and findings
 tensors  one client, 41 samples of 300 tensors with histograms a batch
-trouble  as ranks, as fast as the server answers; twice a second a rank whose loss is NaN sends it: how long after the
-         answer its finding stands in the database
-steady   8,000 ranks of one run that come by the clock, each with its attempts of 10 to 20 s at 5 a second
 
-A server of its own process stores into a fresh SQLite file, or into the empty database of --database. "a core" divides by the CPU time of the server, all
-of its threads, until everything is folded and diagnosed: other work on the machine does not change it much. Acknowledged is
-what was answered 200 until the clients stopped; written is what the server's process gave to the disk, stored the file
-at the end. --peers puts trackers through 20 scalars a step in environments of their own, made here by pip.
+A server of its own process stores into a fresh SQLite file, or into the empty database of --database. "a core" divides by
+the CPU time of the server, all of its threads, until everything is folded and diagnosed: other work on the machine does
+not change it much. Acknowledged is what was answered 200 until the clients stopped; written is what the server's process
+gave to the disk, stored the file at the end. --peers puts trackers through 20 scalars a step in environments of their
+own, made here by pip. How long news waits to be seen: lag.py.
 """
 
 import argparse
@@ -151,7 +149,6 @@ PROFILES = {
     "ranks": (ranks, 64),
     "tensors": (tensor_rows, 1),
     "catchup": (big, 1),
-    "trouble": (ranks, 64),
 }  # what is sent, over how many connections
 
 
