@@ -36,6 +36,7 @@ from .outcome import Attempt, Unscaled
 from .probes import Probes
 from .registry import Sink, lrs_of, registry_of, step_of
 from .ring import Memory
+from .rounded_weights import RoundedWeights
 from .settings import Settings
 from .stats.choose import choose
 from .succession import joined, settle
@@ -183,6 +184,7 @@ class StepWatch:
         self._probes = Probes(model, self._registry.tensor, hooks=hooks)
         self._tripwires = Tripwires(self, hooks=hooks)
         self._inspection = Inspection(partial(self._dispatch.event, scaled=False), self._names_of_model)
+        self._rounded = RoundedWeights(self._registry.tensor)
         self._gradients = GradientList(self._registry, self._names_of_model)
         self._names: dict[int, Name] | None = None
         self._pass: Pass | None = None
@@ -271,6 +273,8 @@ class StepWatch:
             self._probes.optimizer(index, gradients.parameters)
         if not self._window.accumulations:
             self._probes.forward_ended()
+        if (seen := self._rounded.stepping(index, optimizer, self._registry.coming_attempt)) is not None:
+            self._probes.note(seen)
         assert self._pass is not None
         step.rows = self._pass.read(gradients.by_device)
         step.unscaled = Unscaled(index, gradients.tensors, fused=False)

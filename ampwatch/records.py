@@ -123,6 +123,7 @@ EVENT_TYPES: Final = frozenset(
         "local_gradients",
         "replicas",
         "fused_step",
+        "weights",
         "sparse_overflow",
         "captured",
         "check",

@@ -35,6 +35,7 @@ from .probes import Probes
 from .protocol import Call, CallFault, Protocol
 from .registry import Sink, dtype_name, registry_of
 from .ring import Memory
+from .rounded_weights import RoundedWeights
 from .scaled_passes import ScaledPasses
 from .stats.choose import REFERENCE, Statistics, choose
 from .strangers import Look, Strangers
@@ -102,6 +103,7 @@ class Watch(Unwatched):
         self._is_restored = False
         self._stepping: int | None = None
         self._fused = FusedSteps()
+        self._rounded = RoundedWeights(self._registry.tensor)
         self._is_captured = False
         self._measured = Measures()
         close_with(
@@ -282,6 +284,8 @@ class Watch(Unwatched):
         if is_unscaled:
             self._by_hand.taken(index, internals.scale_of(scaler))
         self._fused.begin(optimizer, index, partial(internals.scale_of, scaler), is_unscaled=is_unscaled)
+        if (seen := self._rounded.stepping(index, optimizer, self._registry.coming_attempt)) is not None:
+            self._probes.note(seen)
         self._measured.stepping(index, optimizer)
         return self._protocol.step(index, closure=closure, wanted=wants_closure(optimizer))
 

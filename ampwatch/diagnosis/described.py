@@ -76,6 +76,7 @@ class Described:
     skips: Kept = field(default_factory=Kept)
     float32_checks: Kept = field(default_factory=Kept)
     fused_steps: Kept = field(default_factory=Kept)
+    weights: Kept = field(default_factory=Kept)
     local_gradients: Kept = field(default_factory=Kept)
     sparse_overflows: Kept = field(default_factory=Kept)
     captured: Kept = field(default_factory=Kept)
@@ -125,6 +126,8 @@ class Described:
                     self.float32_checks.add(event)
                 case "fused_step":
                     self.fused_steps.add(event)
+                case "weights":
+                    self.weights.add(event)
                 case "local_gradients":
                     self.local_gradients.add(event)
                 case "sparse_overflow":

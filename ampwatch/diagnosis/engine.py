@@ -39,6 +39,7 @@ from .precedence import settle
 from .precision import useless_scaler
 from .progress import no_updates, rate_of_zero, summed_loss, unscaled_by_new_scale
 from .ranks import Agreement, Member
+from .rounded import rounded_weights
 from .rows import Ledger, Rows
 from .samples import Sample, Samples
 from .scale_range import underflow
@@ -96,6 +97,7 @@ STREAM_RULES: Final[tuple[Rule, ...]] = (
 )
 PRODUCER_RULES: Final[tuple[Rule, ...]] = (  # asked once, about the first stream
     low_precision_params,
+    rounded_weights,
     shared_parameter,
     no_gradients,
     on_meta,

@@ -168,6 +168,17 @@ class _FusedStep(TypedDict, total=False):
     count: float
 
 
+class _Weights(TypedDict):
+    optimizer: int
+    tensors: list[int]
+    lr: float
+    since: int
+    steps: int
+    compared: int
+    with_gradient: int
+    moved: int
+
+
 class _Accumulated(TypedDict, total=False):
     optimizers: list[int]
     nonfinite: list[int]
@@ -246,6 +257,7 @@ SHAPES: Final[dict[str, Any]] = {
     "operations": _Operations,
     "float32_check": _Float32Check,
     "fused_step": _FusedStep,
+    "weights": _Weights,
     "accumulated": _Accumulated,
     "local_gradients": _LocalGradients,
     "replicas": _Replicas,

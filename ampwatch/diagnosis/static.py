@@ -13,6 +13,7 @@ from .case import Case
 from .described import Described
 from .findings import Evidence, Finding, Severity
 from .moments import Moment
+from .rounded import rounded
 
 NEVER_IN: Final = 50  # attempts without a gradient
 FLOAT16_EPS: Final = 6e-8  # the smallest float16 number is 5.96e-8; below half of it an eps becomes 0
@@ -20,9 +21,10 @@ FLOAT16_EPS: Final = 6e-8  # the smallest float16 number is 5.96e-8; below half 
 
 def low_precision_params(case: Case) -> Iterator[Finding]:
     """Trainable float16, bfloat16 or complex parameters given to a scaler that is on."""
+    still = {event.data["optimizer"] for event in rounded(case)}
     for check in _latest(case):
         low = check.data.get("low") or {}
-        if not low or not _scaled(case, check):
+        if not low or not _scaled(case, check) or check.data.get("id") in still:
             continue
         raised = [dtype for dtype in low if _is_refused(case, dtype, check.data)]
         dtype = next(iter(raised or low))

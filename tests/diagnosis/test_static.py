@@ -106,3 +106,36 @@ def test_weights_that_broke_in_a_skipped_attempt_are_the_fused_optimizers():
     assert poisoned_after(Run().clean(10).skip(1), fused=True) == ["fused_optimizer"]
     assert poisoned_after(Run().clean(10).skip(1), fused=False) == ["weights_poisoned"]
     assert poisoned_after(Run().clean(11), fused=True) == ["weights_poisoned"]
+
+
+LOOK = {
+    "optimizer": 0,
+    "tensors": [0],
+    "lr": 1e-5,
+    "since": 0,
+    "compared": 64,
+    "with_gradient": 64,
+    "moved": 0,
+}
+
+
+def looked(run: Run, *steps: int, **changes: object) -> list[tuple[str, str]]:
+    """Findings where weights were compared after so many steps."""
+    for each in steps:
+        run.event("weights", attempt=each, **(LOOK | {"steps": each} | changes))
+    return [(f.kind, f.severity) for f in run.findings() if f.severity != "info"]
+
+
+def test_weights_that_no_step_moves_are_told_at_the_third_look():
+    assert looked(Run().clean(8), 1, 3) == []
+    assert looked(Run().clean(8), 1, 3, 7) == [("low_precision_params", "error")]
+
+
+@pytest.mark.parametrize("changes", [{"moved": 1}, {"with_gradient": 0}, {"tensors": []}])
+def test_weights_that_moved_or_were_not_to_move_are_silent(changes: dict):
+    assert looked(Run().clean(16), 1, 3, 7, 15, **changes) == []
+
+
+def test_weights_behind_steps_that_were_skipped_are_not_told_yet():
+    assert looked(Run().skip(3).clean(5), 1, 3, 7) == []
+    assert looked(Run().skip(3).clean(13), 1, 3, 7, 15) == [("low_precision_params", "error")]

@@ -12,6 +12,7 @@ from loops import (
     half,
     mlp,
     recorded,
+    recorded_optimizer,
     regression,
     told,
     train,
@@ -308,3 +309,56 @@ def test_a_layer_that_the_loss_does_not_reach(tmp_path, cut, said):
 
 def test_a_few_attempts_do_not_tell(tmp_path):
     assert detached(tmp_path, "detached", steps=49) == []
+
+
+def scaled_up(dtype):
+    """A regression whose weights lie near 1, so that a step of 1e-5 is below half a unit in their last place."""
+    model = mlp()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.sign() * (1 + p.abs()))
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_bfloat16_weights_that_no_step_moves(tmp_path, make):
+    def unmoved(parameters, lr):
+        return make(parameters, lr=1e-6, weight_decay=0)
+
+    regress(tmp_path, scaled_up(torch.bfloat16), unmoved, dtype=torch.bfloat16)
+    assert told(tmp_path) == [("low_precision_params", "error", 0, "0.weight")]
+    (finding,) = worse_than_info(tmp_path)
+    assert "0 of 161 weights have changed" in finding.evidence[0].text
+    assert "learning rate does not mend it" in finding.advice[-1].text
+
+
+@pytest.mark.parametrize(("dtype", "lr"), [(torch.bfloat16, 2e-3), (torch.float32, 1e-6)])
+def test_weights_that_move_are_silent(tmp_path, dtype, lr):
+    assert alone(tmp_path, lambda s: lr, dtype) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_without_a_scaler_that_no_step_moves(tmp_path, dtype):
+    assert alone(tmp_path, lambda s: 1e-6, dtype) == [("low_precision_params", "error", 0, "0.weight")]
+
+
+def test_weights_that_wait_for_the_end_of_a_warm_up_are_silent(tmp_path):
+    assert alone(tmp_path, lambda s: 1e-6 * s, torch.bfloat16) == []
+
+
+def test_weights_that_stand_still_at_the_end_of_a_schedule_are_silent(tmp_path):
+    assert alone(tmp_path, lambda s: 2e-3 if s < 6 else 1e-6, torch.bfloat16, steps=80) == []
+
+
+def alone(directory, lr_at, dtype, steps=20):
+    """Training without a scaler, at learning rates by step."""
+    model = scaled_up(dtype)
+    with recorded_optimizer(directory) as watched:
+        optimizer = watched(torch.optim.SGD(model.parameters(), lr_at(0)), model=model)
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = lr_at(step)
+            optimizer.zero_grad()
+            x = features(step)
+            nn.functional.mse_loss(model(x.to(dtype)).float(), x.sum(-1, keepdim=True)).backward()
+            optimizer.step()
+    return told(directory)

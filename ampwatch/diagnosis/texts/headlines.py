@@ -72,6 +72,10 @@ HEADLINES: Final = {
         "{optimizer} trains parameters in {dtype} with a GradScaler, which is made for float32 parameters, since {first}; "
         "it goes on until the dtype is changed."
     ),
+    "low_precision_params.rounded": (
+        "Since {first} no step has changed a weight of those compared in {tensor} and others: {dtype} rounds away what "
+        "{optimizer} adds to them. It does not recover by itself."
+    ),
     "shared_parameter": (
         "{optimizer} and {other} both hold {tensor}, whose gradient is divided by the loss scale twice since {first}; it "
         "goes on until one of them lets go of it."
