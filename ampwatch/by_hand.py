@@ -22,9 +22,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .hooks import Numbers, Observation, gathered, is_plain, local
+from .hooks import Numbers, Observation, gathered, sample_of
 
-SAMPLED: Final = 4096  # elements
 LOOKS: Final = 4  # windows at a time …
 AT_FIRST: Final = 2 * LOOKS  # … twice, as skips may take some of them …
 EVERY: Final = 64  # … and then the first of so many: a look costs about as much as ten operations
@@ -70,18 +69,18 @@ class ByHand:
         """A backward pass has added to this gradient."""
         its = self._of.setdefault(optimizer, _Looked())
         if its.is_due:
-            its.parameter, its.then = parameter, _sample(parameter)
+            its.parameter, its.then = parameter, sample_of(parameter)
 
     def left(self, optimizer: int) -> None:
         """unscale_() has left the gradients as they are now."""
         its = self._of.get(optimizer)
         if its is not None and its.parameter is not None:
-            its.then = _sample(its.parameter)
+            its.then = sample_of(its.parameter)
 
     def taken(self, optimizer: int, scale: Tensor) -> None:
         """Torch is about to unscale the gradients, or to step with those that it has unscaled."""
         its = self._of.get(optimizer)
-        now = None if its is None or its.parameter is None else _sample(its.parameter)
+        now = None if its is None or its.parameter is None else sample_of(its.parameter)
         if its is None or its.then is None or now is None:
             return
         if its.then.shape == now.shape:  # FSDP1 has reduced a flat gradient to this rank's shard since
@@ -111,15 +110,6 @@ class ByHand:
         """A window has ended: no parameter is kept beyond it."""
         for its in self._of.values():
             its.parameter, its.then = None, None
-
-
-def _sample(parameter: Tensor) -> Tensor | None:
-    """Some elements of its gradient, float64."""
-    grad = None if parameter.grad is None else local(parameter.grad)
-    if grad is None or not is_plain(grad) or grad.layout is not torch.strided or grad.is_complex():
-        return None
-    with torch.no_grad():
-        return grad.flatten()[:SAMPLED].to(torch.float64, copy=True)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from .internals import is_captured, is_compiled
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Decode: TypeAlias = Callable[[Numbers], dict[str, Any]]
 
+SAMPLED: Final = 4096  # elements of a gradient that are compared
 DTYPES: Final = frozenset(
     (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 )
@@ -150,7 +151,12 @@ def _without_leave(module: nn.Module) -> nn.Module:
 
 def in_backward() -> bool:
     """Whether this thread is in a backward pass, where checkpointing calls modules once more."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() != -1
+
+
+def backward_pass() -> int:
+    """The backward pass that this thread is in, by a number of torch's; -1 where it is in none."""
+    return torch._C._current_graph_task_id()
 
 
 class Handle(Protocol):
@@ -203,6 +209,15 @@ def local(tensor: Tensor) -> Tensor:
     if hasattr(tensor, "to_local"):
         tensor = cast(Tensor, tensor.to_local())
     return cast(Tensor, tensor.trigger_wait()) if hasattr(tensor, "trigger_wait") else tensor
+
+
+def sample_of(parameter: Tensor) -> Tensor | None:
+    """A copy of the first elements of its gradient: (n,) float64 on its device; None where it has none that is plain and real."""
+    grad = None if parameter.grad is None else local(parameter.grad)
+    if grad is None or not is_plain(grad) or grad.layout is not torch.strided or grad.is_complex():
+        return None
+    with torch.no_grad():
+        return grad.flatten()[:SAMPLED].to(torch.float64, copy=True)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

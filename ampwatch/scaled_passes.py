@@ -20,7 +20,7 @@ from typing import Final
 
 from torch import Tensor
 
-from .hooks import Hook
+from .hooks import Hook, backward_pass
 
 AT_FIRST: Final = 64  # windows that are all looked at …
 LOOK_EVERY: Final = 16  # … and then two of so many: a hook costs about as much as an operation
@@ -32,7 +32,8 @@ class _Fed:
 
     is_unscaled: bool = False
     left: tuple[int, int] | None = None  # the gradient, and how often it was written to
-    windows: int = 0  # in a row that were stepped so
+    in_a_row: int = 0  # windows that were stepped so …
+    windows: int = 0  # … and all of them
 
 
 class ScaledPasses:
@@ -40,7 +41,8 @@ class ScaledPasses:
 
     def __init__(self) -> None:
         self._hook = Hook("scaler.scaled_backward", partial(_begun, weakref.ref(self)))
-        self._begun = self._awaited = False
+        self._begun: set[int] = set()  # backward passes that came through a scaled loss
+        self._awaited = False
         self._is_known = True
         self._windows = 0
         self._fed: dict[int, _Fed] = {}
@@ -62,7 +64,12 @@ class ScaledPasses:
     @property
     def are_used(self) -> bool:
         """Whether a backward pass has come through a scaled loss of this window, or may have."""
-        return self._begun or not self._is_known
+        return bool(self._begun) or not self._is_known
+
+    @property
+    def adds_unscaled(self) -> bool:
+        """Whether the backward pass under way came through no scaled loss of this window, and one before it did."""
+        return bool(self._begun) and self._is_known and backward_pass() not in self._begun
 
     @property
     def _looks(self) -> bool:
@@ -71,7 +78,7 @@ class ScaledPasses:
 
     def begun(self) -> None:
         """A backward pass comes through a scaled loss."""
-        self._begun = True
+        self._begun.add(backward_pass())
 
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to this gradient: if somebody wrote to it since the last, it may be cleared."""
@@ -89,14 +96,17 @@ class ScaledPasses:
         self._fed.pop(optimizer, None)
 
     def unscaled(self, optimizer: int) -> bool:
-        """Its gradients are divided by the scale: whether some were never multiplied, for the second window in a row."""
+        """Its gradients are divided by the scale: whether some were never multiplied, twice in a row or for the third time."""
         fed = self._fed.setdefault(optimizer, _Fed())
-        fed.windows = fed.windows + 1 if fed.is_unscaled and self._awaited and self._is_known else 0
-        return fed.windows > 1
+        is_unscaled = fed.is_unscaled and self._awaited and self._is_known
+        fed.in_a_row = fed.in_a_row + 1 if is_unscaled else 0
+        fed.windows += is_unscaled
+        return is_unscaled and (fed.in_a_row > 1 or fed.windows > 2)
 
     def updated(self) -> None:
         """A window has ended."""
-        self._begun = self._awaited = False
+        self._begun.clear()
+        self._awaited = False
         self._is_known = True
         self._windows += 1
         for fed in self._fed.values():

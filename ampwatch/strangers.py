@@ -16,13 +16,12 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import internals
-from .hooks import Hook, is_plain, local
+from .hooks import Hook, backward_pass, is_plain, local
 from .stats.reference import statistics
 from .steps import listen, listen_no_more
 
@@ -124,11 +123,11 @@ class Strangers:
 
     def begun(self) -> None:
         """A backward pass comes through a scaled loss."""
-        self._pass = torch._C._current_graph_task_id()
+        self._pass = backward_pass()
 
     def accumulated(self, suspect: _Suspect, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of this parameter, one of a suspect's."""
-        suspect.is_scaled = suspect.is_scaled or torch._C._current_graph_task_id() == self._pass
+        suspect.is_scaled = suspect.is_scaled or backward_pass() == self._pass
         grad, key = parameter.grad, id(parameter)
         if not suspect.is_scaled and key not in suspect.seen and grad is not None and is_plain(grad):
             suspect.seen[key] = statistics(local(grad))

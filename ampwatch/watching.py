@@ -41,6 +41,7 @@ from .stats.choose import REFERENCE, Statistics, choose
 from .strangers import Look, Strangers
 from .succession import settle
 from .tripwires import Tripwires
+from .unscaled_passes import UnscaledPasses
 from .unscaled_steps import UnscaledSteps
 from .unscaling import Pass
 from .unwatched import Around, Span, Unwatched
@@ -92,6 +93,7 @@ class Watch(Unwatched):
         self._tripwires = Tripwires(self, hooks=hooks)
         self._strangers = Strangers(self)
         self._passes = ScaledPasses()
+        self._unscaled_passes = UnscaledPasses()
         self._by_hand = ByHand()
         self._unscaled_steps = UnscaledSteps(self._protocol)
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
@@ -191,11 +193,14 @@ class Watch(Unwatched):
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass is about to add to the gradient of this parameter."""
         self._passes.accumulating(optimizer, parameter)
+        if self._passes.adds_unscaled:
+            self._unscaled_passes.accumulating(optimizer, parameter)
         self._measured.accumulating(optimizer, parameter)
 
     def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of an optimizer's first parameter."""
         self._passes.accumulated(optimizer, parameter)
+        self._unscaled_passes.accumulated(optimizer, parameter)
         if optimizer in self._harvester.origins.clean:
             self._by_hand.accumulated(optimizer, parameter)
         self._protocol.accumulated(optimizer)
@@ -335,7 +340,10 @@ class Watch(Unwatched):
         assert self._pass is not None  # since it was seen
         if index in self._measured.gradients:
             return None
-        self._by_hand.taken(index, internals.scale_of(scaler))
+        scale, order = internals.scale_of(scaler), self._protocol.window.order
+        self._by_hand.taken(index, scale)
+        if (seen := self._unscaled_passes.taken(index, scale, order)) is not None:
+            self._probes.note(seen)
         if self._passes.unscaled(index):
             self._tell(self._protocol.unscaled_backward(index))
         if optimizer not in self._lists:
@@ -384,6 +392,7 @@ class Watch(Unwatched):
             self._measured = Measures()
             self._models.updated()
             self._passes.updated()
+            self._unscaled_passes.updated()
             self._by_hand.updated()
             self._unscaled_steps.updated()
 

@@ -39,11 +39,15 @@ def test_a_scaled_loss_that_nobody_uses(tmp_path):
     assert trained(tmp_path, backward) == BYPASSED
 
 
+def penalty_of(model):
+    return 1e-2 * sum(p.square().sum() for p in model.parameters())
+
+
 def auxiliary(through_scaler):
     """A second loss beside the main one, before it."""
 
     def backward(scaler, model, step):
-        penalty = 1e-2 * sum(p.square().sum() for p in model.parameters())
+        penalty = penalty_of(model)
         (scaler.scale(penalty) if through_scaler else penalty).backward()
         scaler.scale(loss_of(model, step)).backward()
 
@@ -53,6 +57,71 @@ def auxiliary(through_scaler):
 @pytest.mark.parametrize(("through_scaler", "expected"), [(False, BYPASSED), (True, [])])
 def test_a_second_loss_that_does_not_go_through_scale(tmp_path, through_scaler, expected):
     assert trained(tmp_path, auxiliary(through_scaler)) == expected
+
+
+def in_order(*passes):
+    """Backward passes of a window by their letters: S of a scaled loss, P of a scaled penalty, p of one as it is."""
+
+    def backward(scaler, model, step):
+        for letter in passes:
+            loss = loss_of(model, step) if letter == "S" else penalty_of(model)
+            (loss if letter == "p" else scaler.scale(loss)).backward()
+
+    return backward
+
+
+@pytest.mark.parametrize("passes", ["Sp", "SpS", "SSp", "SpSp"])
+def test_one_behind_the_scaled_loss(tmp_path, passes):
+    (finding,) = trained(tmp_path, in_order(*passes))
+    assert finding == ("scaler_bypassed", "error", 4, "")
+
+
+@pytest.mark.parametrize("passes", ["SP", "SPS", "SPSP"])
+def test_one_behind_it_that_is_scaled_too(tmp_path, passes):
+    assert trained(tmp_path, in_order(*passes)) == []
+
+
+def test_one_behind_the_scaled_loss_that_comes_in_the_middle_of_a_run(tmp_path):
+    def backward(scaler, model, step):
+        in_order(*("Sp" if step >= 20 else "S"))(scaler, model, step)
+
+    assert trained(tmp_path, backward, steps=40) == [("scaler_bypassed", "error", 23, "")]
+
+
+@pytest.mark.parametrize(("passes", "attempt"), [("pS", 48), ("Sp", 64)])
+def test_one_that_comes_every_sixteenth_time(tmp_path, passes, attempt):
+    def backward(scaler, model, step):
+        in_order(*("S" if step % 16 else passes))(scaler, model, step)
+
+    assert trained(tmp_path, backward, steps=70) == [("scaler_bypassed", "error", attempt, "")]
+
+
+def test_a_second_loss_that_is_tiny_and_scaled(tmp_path):
+    def backward(scaler, model, step):
+        scaler.scale(loss_of(model, step)).backward()
+        scaler.scale(1e-6 * penalty_of(model)).backward()
+
+    assert trained(tmp_path, backward) == []
+
+
+def test_a_gradient_penalty_by_the_recipe(tmp_path):
+    def backward(scaler, model, step):
+        loss = loss_of(model, step)
+        scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+        grads = [g / scaler.get_scale() for g in scaled]
+        with half():
+            total = loss + sum(g.square().sum() for g in grads).sqrt()
+        scaler.scale(total).backward()
+
+    assert trained(tmp_path, backward) == []
+
+
+def test_a_second_loss_that_is_multiplied_by_the_scale_by_hand(tmp_path):
+    def backward(scaler, model, step):
+        scaler.scale(loss_of(model, step)).backward()
+        (scaler.get_scale() * penalty_of(model)).backward()
+
+    assert trained(tmp_path, backward) == []
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -116,6 +185,14 @@ class Checkpointed(nn.Module):
 def test_a_pass_within_a_scaled_pass_is_a_part_of_it(tmp_path):
     def backward(scaler, model, step):
         scaler.scale(loss_of(model, step)).backward()
+
+    assert trained(tmp_path, backward, Checkpointed()) == []
+
+
+def test_such_passes_one_after_another(tmp_path):
+    def backward(scaler, model, step):
+        for part in range(4):
+            scaler.scale(loss_of(model, 4 * step + part) / 4).backward()
 
     assert trained(tmp_path, backward, Checkpointed()) == []
 
