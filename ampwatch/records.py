@@ -114,6 +114,7 @@ EVENT_TYPES: Final = frozenset(
         "skip",
         "set",
         "restored",
+        "went_on",
         "calls",
         "call_fault",
         "finite_check",

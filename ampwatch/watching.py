@@ -103,6 +103,7 @@ class Watch(Unwatched):
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
         self._is_restored = False
+        self._is_given_state = False  # since the last update
         self._stepping: int | None = None
         self._fused = FusedSteps()
         self._rounded = RoundedWeights(self._registry.tensor)
@@ -258,6 +259,10 @@ class Watch(Unwatched):
             self._note_disabled(scaler, losses)
             return
         self.recorder.logbook.begin()
+        if self._is_given_state:
+            self._is_given_state = False
+            if self._models.is_as_left():
+                self._dispatch.event("went_on")
         moved = self._models.has_moved() if self._protocol.only_scales else None
         self._tell(self._protocol.scale(moved=moved, used=self._passes.are_used))
         self._probes.forward_ended(losses)
@@ -447,7 +452,7 @@ class Watch(Unwatched):
 
     def _restored(self, state: dict[str, Any], before: float | None, raised: bool) -> None:
         if before is not None and not raised:
-            self._is_restored = True
+            self._is_restored = self._is_given_state = True
             self._harvester.scale = float(state["scale"])
             self._dispatch.event(
                 "restored",

@@ -73,6 +73,7 @@ class Described:
     checks: Kept = field(default_factory=Kept)
     recreated: Kept = field(default_factory=Kept)
     restored: Kept = field(default_factory=Kept)
+    went_on: Kept = field(default_factory=Kept)
     skips: Kept = field(default_factory=Kept)
     float32_checks: Kept = field(default_factory=Kept)
     fused_steps: Kept = field(default_factory=Kept)
@@ -98,6 +99,8 @@ class Described:
                     self.skips.add(event)
                 case "restored":
                     self.restored.add(event)
+                case "went_on":
+                    self.went_on.add(event)
                 case "stream":
                     self.streams.put(event.data.get("stream", 0), event.time, event.data)
                 case "optimizers":

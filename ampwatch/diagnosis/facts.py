@@ -40,11 +40,13 @@ class Reset(NamedTuple):
 
     Arguments:
         goes_on: training does: by the steps that its optimizers count, or where they count none by the loss.
+        is_counted: they count them.
     """
 
     at: Moment
     scale: float
     goes_on: bool
+    is_counted: bool
 
 
 @dataclass(slots=True)
@@ -155,7 +157,8 @@ class Stream:
     def _note_reset(self, rows: Rows) -> None:
         row = rows[0]
         if self.last != NEVER and row["scale"] != self.scale:
-            self.resets.append(Reset(moment_of(row), float(row["scale"]), self._goes_on(row)))
+            is_counted = not math.isnan(self.counted)
+            self.resets.append(Reset(moment_of(row), float(row["scale"]), self._goes_on(row), is_counted))
             if len(self.resets) > 2 * KEPT_RESETS:
                 del self.resets[KEPT_RESETS]
         self.counted = float(rows["counted"][-1])

@@ -112,7 +112,10 @@ def _begun_anew(case: Case, event: Event) -> Reset | None:
     near = range(event.attempt, event.attempt + len(case.streams))  # others may come first
     resets = [r for i in mine for r in case.streams[i].resets if r.at.attempt in near]
     first = min(resets, default=None)
-    return first if first and first.goes_on and first.scale == told["scale_after"] else None
+    if first is None or first.scale != told["scale_after"]:
+        return None
+    kept = not first.is_counted and bool(case.described.went_on.between(event.attempt, event.attempt))
+    return first if first.goes_on or kept else None
 
 
 def _jump(case: Case, event: Event) -> tuple[Stream, Stream] | None:

@@ -308,12 +308,12 @@ def test_gradients_that_are_divided_by_their_own_scale_are_silent(tmp_path):
     assert divided_by(tmp_path, new_scale=False) == []
 
 
-def fresh_again(directory, make_optimizer, restore, steps=46, every=15, rate=10.0):
+def fresh_again(directory, make_optimizer, restore, steps=46, every=15, rate=10.0, watched=True):
     """A scaler made for 2^16 where features want 2^10 or so; `restore(state, model, optimizer, scaler)` at each epoch."""
     model = mlp()
     optimizer = make_optimizer(model.parameters())
     with recorded(directory) as make:
-        scaler = make(model=model, init_scale=2.0**22)
+        scaler = make(model=model if watched else None, init_scale=2.0**22)
         fresh = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scaler.state_dict()])
         for step in range(steps):
             if step and step % every == 0:
@@ -357,15 +357,34 @@ def test_a_scaler_alone_that_is_given_its_first_state_again(tmp_path, steps):
     assert finding.evidence[0].value == steps // 15
 
 
-@pytest.mark.parametrize(("every", "expected"), [(40, 40), (2, None)])
-def test_without_a_count_of_steps_the_loss_tells_that_training_goes_on(tmp_path, every, expected):
-    """As of SGD; while it has not fallen yet, it may be another training's."""
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 1e-2, momentum=0.9)
 
-    def sgd(parameters):
-        return torch.optim.SGD(parameters, 1e-2, momentum=0.9)
 
+@pytest.mark.parametrize("every", [40, 2])
+def test_without_a_count_of_steps_it_is_told_by_weights_that_nobody_has_written_to(tmp_path, every):
     seen = fresh_again(tmp_path, sgd, its_own, steps=every + 2, every=every, rate=1.0)
+    assert seen == [("scaler_state_lost", "warning", every, "")]
+
+
+@pytest.mark.parametrize(("every", "expected"), [(40, 40), (2, None)])
+def test_without_a_model_and_a_count_the_loss_tells_that_training_goes_on(tmp_path, every, expected):
+    """While it has not fallen yet, it may be another training's."""
+    seen = fresh_again(tmp_path, sgd, its_own, steps=every + 2, every=every, rate=1.0, watched=False)
     assert seen == ([("scaler_state_lost", "warning", expected, "")] if expected else [])
+
+
+def anew(fresh, model, optimizer, scaler):
+    """Another training with the same objects."""
+    for each in model[::2]:
+        each.reset_parameters()
+    optimizer.load_state_dict(fresh[1])
+    scaler.load_state_dict(fresh[2])
+
+
+@pytest.mark.parametrize("restore", [of_all, of_all_the_scaler_first, anew])
+def test_weights_that_are_given_back_too_are_another_training(tmp_path, restore):
+    assert fresh_again(tmp_path, sgd, restore, steps=10, every=4, rate=1.0) == []
 
 
 def test_one_of_two_scalers_that_is_given_its_first_state_again(tmp_path):
