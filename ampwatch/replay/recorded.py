@@ -11,7 +11,16 @@ import numpy.typing as npt
 from ampwatch.records import is_missing, missing
 
 Reals = npt.NDArray[np.float64]
-COLUMNS: Final = ("attempt", "scale", "found_inf", "loss", "headroom_log2", "micro_batches", "losses")
+COLUMNS: Final = (
+    "attempt",
+    "scale",
+    "scale_after",
+    "found_inf",
+    "loss",
+    "headroom_log2",
+    "micro_batches",
+    "losses",
+)
 
 
 class Attempts(NamedTuple):
@@ -20,6 +29,7 @@ class Attempts(NamedTuple):
     Arguments:
         attempt: their numbers, increasing; int64.
         scale: the loss scale of each; float64.
+        scale_after: what it left behind; float64, `scale` where that is not known.
         overflow: whether inf or NaN was met; bool.
         loss_finite: whether the loss was finite, or is not known; bool.
         headroom_log2: log2(65504 / largest float16-born |scaled gradient|), binades; NaN where it says nothing of the
@@ -28,6 +38,7 @@ class Attempts(NamedTuple):
 
     attempt: npt.NDArray[np.int64]
     scale: Reals
+    scale_after: Reals
     overflow: npt.NDArray[np.bool_]
     loss_finite: npt.NDArray[np.bool_]
     headroom_log2: Reals
@@ -49,7 +60,7 @@ def attempts_of(tables: Iterable[Mapping[str, npt.NDArray[Any]]], *, averaged: b
     if not found:
         nothing = np.zeros(0)
         return Attempts(
-            nothing.astype(np.int64), nothing, nothing.astype(bool), nothing.astype(bool), nothing
+            nothing.astype(np.int64), nothing, nothing, nothing.astype(bool), nothing.astype(bool), nothing
         )
     joined = {name: np.concatenate([table[name] for table in found]) for name in COLUMNS}
     attempt, first = np.unique(joined["attempt"].astype(np.int64), return_index=True)
@@ -57,7 +68,8 @@ def attempts_of(tables: Iterable[Mapping[str, npt.NDArray[Any]]], *, averaged: b
     overflow, loss = its["found_inf"] > 0, its["loss"]
     alone = (its["micro_batches"] <= 1) & (its["losses"] <= 1) & ~overflow & (not averaged)
     headroom = np.where(alone, its["headroom_log2"], np.nan)
-    return Attempts(attempt, its["scale"], overflow, np.isfinite(loss) | is_missing(loss), headroom)
+    after = np.where(is_missing(its["scale_after"]), its["scale"], its["scale_after"])
+    return Attempts(attempt, its["scale"], after, overflow, np.isfinite(loss) | is_missing(loss), headroom)
 
 
 def _columns(table: Mapping[str, npt.NDArray[Any]]) -> dict[str, Reals]:

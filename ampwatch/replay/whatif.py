@@ -18,6 +18,8 @@ from .recording import Recording
 from .simulate import Path, simulate
 
 POINTS: Final = 600
+_GROWING: Final = frozenset({"growth_factor", "scale_factor", "incr_ratio", "factor"})
+_BACKING_OFF: Final = frozenset({"backoff_factor", "decr_ratio"})
 _CODE: Final = {
     "torch": "torch.amp.GradScaler({})",
     "fsdp-cpu": "ShardedGradScaler({})",
@@ -160,9 +162,9 @@ def what_if(
 
 def recorded_effect(recording: Recording) -> Effect:
     """What the recorded scale did."""
-    scale, lost = recording.attempts.scale, np.flatnonzero(recording.attempts.overflow)
-    final = float(scale[-1]) if len(scale) else math.nan
-    return Effect(len(lost), final, None, None, _underflow(recording, scale, lost))
+    attempts, lost = recording.attempts, np.flatnonzero(recording.attempts.overflow)
+    final = float(attempts.scale_after[-1]) if attempts.n else math.nan
+    return Effect(len(lost), final, None, None, _underflow(recording, attempts.scale, lost))
 
 
 def code_of(policy: str, parameters: Mapping[str, Any]) -> str:
@@ -199,6 +201,10 @@ def _check(name: str, value: Any, default: Any) -> None:
         raise InvalidPolicy(f"parameters.{name}", f"got {value!r}, it must be a whole number from 1 on")
     if value < 0 or (value == 0 and name.endswith(("factor", "ratio", "scale", "scaling"))):
         raise InvalidPolicy(f"parameters.{name}", f"got {value!r}, it must be above 0")
+    if name in _GROWING and value <= 1:
+        raise InvalidPolicy(f"parameters.{name}", f"got {value!r}, it must be above 1: the scale grows by it")
+    if name in _BACKING_OFF and value >= 1:
+        raise InvalidPolicy(f"parameters.{name}", f"got {value!r}, it must be below 1: the scale falls by it")
 
 
 def _typed(value: Any, default: Any) -> Any:

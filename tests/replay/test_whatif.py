@@ -14,7 +14,9 @@ def recorded(policy, ceiling, loss=1.0, losses=NOTHING, headroom=None):
     """What a policy would have recorded under these ceilings."""
     path, n = simulate(policy, ceiling), len(ceiling)
     scale, lost = path.scales(n), np.isin(np.arange(n), path.lost)
-    table = {"attempt": np.arange(n), "scale": scale, "found_inf": lost, "loss": np.full(n, loss)}
+    after = np.append(scale[1:], path.final)
+    table = {"attempt": np.arange(n), "scale": scale, "scale_after": after, "found_inf": lost}
+    table["loss"] = np.full(n, loss)
     if headroom is not None:
         table["headroom_log2"] = np.log2(ceiling / scale)
     own = {"init_scale": scale[0], "growth_interval": getattr(policy, "growth_interval", 2000)}
@@ -35,6 +37,18 @@ def test_the_recorded_setting_gives_the_record():
     replayed = what_if(recording, "torch", {"init_scale": 2.0**30, "growth_interval": 50})
     assert {effect.skipped for effect in replayed.effects.values()} == {replayed.recorded.skipped} == {23}
     assert replayed.code == "torch.amp.GradScaler(init_scale=2.0**30, growth_interval=50)"
+
+
+def test_the_scale_at_the_end_is_the_one_that_the_last_attempt_left():
+    recording = recorded(Torch(), np.zeros(5), loss=np.nan)
+    replayed = what_if(recording, "torch")
+    ends = {effect.final_scale for effect in (replayed.recorded, *replayed.effects.values())}
+    assert ends == {2.0**11}
+
+
+def test_of_a_trace_without_the_scale_after_the_last_scale_stands_for_it():
+    table = {"attempt": np.arange(2), "scale": np.array([8.0, 4.0])}
+    assert attempts_of([table]).scale_after.tolist() == [8.0, 4.0]
 
 
 def test_a_lower_start_saves_the_burst():
@@ -84,6 +98,12 @@ def test_a_scaler_that_raises_says_where():
         ("torch", {"init_scale": float("nan")}, "parameters.init_scale"),
         ("torch", {"init_scale": -1.0}, "parameters.init_scale"),
         ("torch", {"backoff_factor": True}, "parameters.backoff_factor"),
+        ("torch", {"growth_factor": 0.5}, "parameters.growth_factor"),
+        ("torch", {"backoff_factor": 1.0}, "parameters.backoff_factor"),
+        ("paddle", {"incr_ratio": 1.0}, "parameters.incr_ratio"),
+        ("paddle", {"decr_ratio": 2.0}, "parameters.decr_ratio"),
+        ("deepspeed", {"scale_factor": 1.0}, "parameters.scale_factor"),
+        ("jmp", {"factor": 0.5}, "parameters.factor"),
     ],
 )
 def test_what_cannot_be_is_named(policy, parameters, field):
