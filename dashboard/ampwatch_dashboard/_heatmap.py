@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ._text import NOWHERE, escape, finite, moment_text, number_text, shorten
+import numpy as np
+from numpy.typing import NDArray
+
+from ._text import NOWHERE, escape, finite, shorten
 from ._theme import PALETTES, Figure, Palette, Theme, axis, base_layout, color_bar
 
 Json = Mapping[str, Any]
+Array = NDArray[Any]
 
 _ROW_PX: Final = 18
+_MOST_BINADES: Final = 1000.0  # a factor of more overflows
 _FEW_DECADES: Final = 2
 _MOST_TICKS: Final = 5  # of a colour bar, which is narrow on a phone
 _FRAME_PX: Final = 96  # margins above and below the rows
+# A trace for the first y axis, which would not be drawn without one.
+_NOTHING: Final = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": False}
 _SMALLEST_SHARE: Final = (
     0.05  # the ramp of a share spans at least this, so that dust does not look like a fire
 )
@@ -60,74 +68,99 @@ def heatmap(heatmap: Json, theme: Theme, begins: Mapping[str, int] = NOWHERE) ->
         theme: colours.
         begins: by producer, how many attempts the processes of its rank have made before it.
 
-    The row's number is its place in `heatmap["tensors"]`, whose id is in `customdata`. Columns in which nothing was
-    recorded are left out, so that samples taken every 25 attempts stand side by side. `layout.height` is in pixels.
+    The row's number is its place in `heatmap["tensors"]`, whose ids are in `layout.meta.tensors`. Columns in which nothing
+    was recorded are left out, so that samples taken every 25 attempts stand side by side. `layout.height` is in pixels.
+
+    What stands under the pointer is put together there: of each cell its numbers are sent, and what is said of a tensor
+    once, as the labels of a second y axis, on which the cells lie and which is not shown.
     """
     palette = PALETTES[theme]
     stat = STATS.get(heatmap["stat"]) or Stat(escape(heatmap["stat"]), "magnitude")
     kept = _recorded_columns(heatmap["values"], len(heatmap["attempt"]))
-    rows = [[finite(row[c]) for c in kept] for row in heatmap["values"]]
-    moments = [(heatmap["step"][c], heatmap["attempt"][c]) for c in kept]
-    ends = [f"<br>{moment_text(step, attempt)}" for step, attempt in moments]
+    values = _numbers(heatmap["values"], kept)
+    colored = _colored(stat, values)
+    moments = [_moment(heatmap["step"][c], heatmap["attempt"][c]) for c in kept]
+    told = np.empty((*values.shape, 3))
+    told[..., 0], told[..., 1:] = _told(stat, values), np.reshape(moments, (-1, 2))
     before = next((begins.get(tensor["producer"], 0) for tensor in heatmap["tensors"]), 0) if begins else 0
-    trace = {
+    cells = {
         "type": "heatmap",
         "x": [before + attempt for _, attempt in moments],
-        "y": list(range(len(rows))),
-        "z": [[_colored(stat, value) for value in row] for row in rows],
-        "customdata": [[tensor["id"]] * len(kept) for tensor in heatmap["tensors"]],
-        "text": [_row_texts(t, row, ends, stat) for t, row in zip(heatmap["tensors"], rows, strict=True)],
-        "hovertemplate": "%{text}<extra></extra>",
+        "y": list(range(len(values))),
+        "yaxis": "y2",
+        "z": _packed(colored.astype("<f4")),
+        "customdata": _packed(told.astype("<f8")),
+        "hovertemplate": _template(stat, moments),
         "hoverongaps": False,
         "ygap": 1,
-        **_coloring(stat, rows, palette),
+        **_coloring(stat, colored[~np.isnan(colored)].tolist(), palette),
     }
-    return {"data": [trace], "layout": _layout(heatmap["tensors"], palette)}
+    return {"data": [cells, _NOTHING], "layout": _layout(heatmap["tensors"], palette)}
+
+
+def _numbers(values: Sequence[Sequence[Any]], columns: Sequence[int]) -> Array:
+    """Rows of numbers of the API at these columns; NaN where none is or it is not finite."""
+    found = [[finite(row[c]) for c in columns] for row in values]
+    return np.array(found, dtype=np.float64).reshape(len(values), len(columns))
+
+
+def _packed(array: Array) -> dict[str, Any]:
+    """An array in the form that plotly.js unpacks; NaN is left blank."""
+    shape = ", ".join(map(str, array.shape))
+    return {"dtype": array.dtype.str[1:], "bdata": b64encode(array.tobytes()).decode(), "shape": shape}
 
 
 def _recorded_columns(values: Sequence[Sequence[Any]], columns: int) -> list[int]:
     return [c for c in range(columns) if any(row[c] is not None for row in values)]
 
 
-def _row_texts(tensor: Json, row: Sequence[float | None], ends: Sequence[str], stat: Stat) -> list[str]:
-    begin = f"<b>{escape(tensor['name'])}</b><br>{_tensor_text(tensor)}<br>{stat.title}: "
-    return [begin + value_text(stat, value) + end for value, end in zip(row, ends, strict=True)]
+def _moment(step: Any, attempt: int) -> tuple[int, int]:
+    """Step and attempt; where no step was told, attempts are steps."""
+    return (step if isinstance(step, int) and step >= 0 else attempt), attempt
 
 
 def _tensor_text(tensor: Json) -> str:
+    name = f"<b>{escape(tensor['name'])}</b><br>"
     if tensor["shape"] is None:
-        return "its description has not arrived"
+        return name + "its description has not arrived"
     shape = " × ".join(f"{n:,}" for n in tensor["shape"]) or "scalar"
-    return escape(
+    return name + escape(
         ", ".join([tensor["module_type"] or "parameter", shape, tensor["dtype"] or "dtype unknown"])
     )
 
 
-def value_text(stat: Stat, value: float | None) -> str:
-    """A value of the statistic with its unit."""
-    return "not recorded" if value is None else _WRITTEN[stat.kind](value)
+def _template(stat: Stat, moments: Sequence[tuple[int, int]]) -> str:
+    """What stands under the pointer: the tensor, its value with unit, and the moment, as the user counts it."""
+    moment = "step %{customdata[1]:,d}"
+    if any(step != attempt for step, attempt in moments):
+        moment += " (attempt %{customdata[2]:,d})"
+    return f"%{{y}}<br>{stat.title}: {_WRITTEN[stat.kind]}<br>{moment}<extra></extra>"
 
 
-_WRITTEN: Final[dict[str, Callable[[float], str]]] = {
-    "share": lambda v: f"{100 * v:.3g} % of elements",
-    "binades": lambda v: f"{v:.2f} binades (a factor of {number_text(2**v)})",
-    "magnitude": number_text,
-    "count": lambda v: f"{v:,.0f} elements",
+_WRITTEN: Final = {
+    "share": "%{customdata[0]:.3~g} % of elements",
+    "binades": "%{z:.2f} binades (a factor of %{customdata[0]:,.4~g})",
+    "magnitude": "%{customdata[0]:,.4~g}",
+    "count": "%{customdata[0]:,.0f} elements",
 }
 
 
-def _colored(stat: Stat, value: float | None) -> float | None:
-    """The value on the colour axis: logarithmic where it spans decades."""
-    if value is None or (stat.kind == "magnitude" and value <= 0):
-        return None
+def _told(stat: Stat, values: Array) -> Array:
+    """The numbers that are written of values."""
+    if stat.kind == "share":
+        return 100 * values
+    return np.exp2(np.minimum(values, _MOST_BINADES)) if stat.kind == "binades" else values
+
+
+def _colored(stat: Stat, values: Array) -> Array:
+    """Values on the colour axis, which is logarithmic where they span decades."""
     if stat.kind == "magnitude":
-        return math.log10(value)
-    return math.log10(1 + value) if stat.kind == "count" else value
+        return np.log10(np.where(values > 0, values, np.nan))
+    return np.log10(1 + values) if stat.kind == "count" else values
 
 
-def _coloring(stat: Stat, rows: Sequence[Sequence[float | None]], palette: Palette) -> dict[str, Any]:
-    """Colour scale, its ends and its bar."""
-    values = [z for row in rows for z in (_colored(stat, value) for value in row) if z is not None]
+def _coloring(stat: Stat, values: Sequence[float], palette: Palette) -> dict[str, Any]:
+    """Colour scale, its ends and its bar, for values on the colour axis."""
     top = max(values, default=1.0)
     ramp = [list(stop) for stop in palette.badness]
     bar = color_bar(palette, stat.title + _BAR_UNITS[stat.kind])
@@ -164,19 +197,33 @@ def _decades(low: float, high: float, offset: int = 0) -> dict[str, Any]:
 
 
 def _layout(tensors: Sequence[Json], palette: Palette) -> dict[str, Any]:
+    rows: dict[str, Any] = {
+        "range": [len(tensors) - 0.5, -0.5],
+        "fixedrange": True,
+        "tickvals": list(range(len(tensors))),
+    }
     return base_layout(palette) | {
-        "meta": {"short_names": [escape(shorten(tensor["name"], 18, head=8)) for tensor in tensors]},
+        "meta": {
+            "tensors": [tensor["id"] for tensor in tensors],
+            "short_names": [escape(shorten(tensor["name"], 18, head=8)) for tensor in tensors],
+        },
         "height": _FRAME_PX + _ROW_PX * max(3, len(tensors)),
         "margin": {"l": 24, "r": 16, "t": 8, "b": 48},
         "hovermode": "closest",
         "xaxis": axis(palette, "attempt", tickformat=",d", showgrid=False, automargin=False),
         "yaxis": axis(
             palette,
-            range=[len(tensors) - 0.5, -0.5],
-            fixedrange=True,
+            **rows,
             showgrid=False,
-            tickvals=list(range(len(tensors))),
             ticktext=[escape(shorten(tensor["name"])) for tensor in tensors],
             tickfont={"size": 11, "color": palette.muted},
         ),
+        "yaxis2": rows
+        | {
+            "overlaying": "y",
+            "ticktext": [_tensor_text(tensor) for tensor in tensors],
+            "showticklabels": False,
+            "showgrid": False,
+            "zeroline": False,
+        },
     }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64decode
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -32,6 +34,13 @@ def grid(stat: str, values: list[list[Any]]) -> Json:
     }
 
 
+def unpacked(array: Json) -> list[Any]:
+    """A typed array as lists, with None for what is left blank."""
+    numbers = np.frombuffer(b64decode(array["bdata"]), f"<{array['dtype']}")
+    shaped = numbers.reshape([int(n) for n in array["shape"].split(",")]).astype(object)
+    return np.where(shaped != shaped, None, shaped).tolist()
+
+
 STATS = ["lost_share", "subnormal_share", "zero_share", "headroom_log2", "norm", "nonfinite"]
 
 
@@ -44,25 +53,43 @@ def test_heatmap_is_a_figure_that_plotly_accepts_and_json_can_hold(stat: str, th
 
 
 def test_columns_without_any_record_are_left_out() -> None:
-    (trace,) = figures.heatmap(grid("zero_share", [[0.1, None, 0.3], [0.2, None, None]]), "light")["data"]
-    assert (trace["x"], trace["z"]) == ([0, 50], [[0.1, 0.3], [0.2, None]])
-    assert trace["customdata"] == [[10, 10], [11, 11]]
+    figure = figures.heatmap(grid("zero_share", [[0.125, None, 0.5], [0.25, None, None]]), "light")
+    trace = figure["data"][0]
+    assert (trace["x"], unpacked(trace["z"])) == ([0, 50], [[0.125, 0.5], [0.25, None]])
+    assert figure["layout"]["meta"]["tensors"] == [10, 11]
 
 
 def test_cells_tell_tensor_value_with_unit_and_moment() -> None:
-    (trace,) = figures.heatmap(grid("lost_share", [[0.125, None, 0.3]]), "light")["data"]
-    assert trace["text"][0][1].split("<br>") == [
-        "<b>a.weight</b>",
-        "Linear, 64 × 192, float32",
-        "lost to underflow (estimate): 30 % of elements",
-        "step 49 (attempt 50)",
+    figure = figures.heatmap(grid("lost_share", [[0.125, None, 0.25]]), "light")
+    trace = figure["data"][0]
+    assert unpacked(trace["customdata"]) == [[[12.5, 0, 0], [25, 49, 50]]]
+    assert figure["layout"]["yaxis2"]["ticktext"] == ["<b>a.weight</b><br>Linear, 64 × 192, float32"]
+    assert trace["hovertemplate"].split("<br>") == [
+        "%{y}",
+        "lost to underflow (estimate): %{customdata[0]:.3~g} % of elements",
+        "step %{customdata[1]:,d} (attempt %{customdata[2]:,d})<extra></extra>",
     ]
+
+
+@pytest.mark.parametrize("steps", [[0, 25, 50], [-1, None, 50]])
+def test_where_attempts_are_steps_they_are_told_once(steps: list[int | None]) -> None:
+    trace = figures.heatmap(grid("norm", [[2.0, 2.0, 2.0]]) | {"step": steps}, "light")["data"][0]
+    assert trace["hovertemplate"].endswith("<br>step %{customdata[1]:,d}<extra></extra>")
+    assert unpacked(trace["customdata"]) == [[[2, 0, 0], [2, 25, 25], [2, 50, 50]]]
+
+
+def test_a_heatmap_of_forty_tensors_takes_a_third_of_a_megabyte() -> None:
+    columns = [1000 * c for c in range(200)]
+    tensors = [tensor(i, f"transformer.h.{i}.attn.c_attn.weight") for i in range(40)]
+    values = [[c / 200_000 for c in columns] for _ in tensors]
+    data = {"stat": "norm", "tensors": tensors, "attempt": columns, "step": columns, "values": values}
+    assert len(json.dumps(figures.heatmap(data, "light"))) < 333_000
 
 
 def test_a_tensor_whose_description_has_not_arrived_says_so() -> None:
     unnamed = {"id": 10, "name": "tensor 10"} | dict.fromkeys(("module_type", "shape", "dtype"))
-    (trace,) = figures.heatmap(grid("norm", [[1.0, 1.0, 1.0]]) | {"tensors": [unnamed]}, "light")["data"]
-    assert trace["text"][0][0].split("<br>")[1] == "its description has not arrived"
+    figure = figures.heatmap(grid("norm", [[1.0, 1.0, 1.0]]) | {"tensors": [unnamed]}, "light")
+    assert figure["layout"]["yaxis2"]["ticktext"] == ["<b>tensor 10</b><br>its description has not arrived"]
 
 
 def test_a_process_that_follows_another_is_drawn_behind_it() -> None:
@@ -72,14 +99,17 @@ def test_a_process_that_follows_another_is_drawn_behind_it() -> None:
 
 
 def test_norms_and_counts_are_coloured_by_decades() -> None:
-    (norm,) = figures.heatmap(grid("norm", [[100.0, 0.0, 0.01]]), "light")["data"]
-    (count,) = figures.heatmap(grid("nonfinite", [[0, 9, 99]]), "light")["data"]
-    assert (norm["z"], count["z"]) == ([[2.0, None, -2.0]], [[0.0, 1.0, 2.0]])
+    norm = figures.heatmap(grid("norm", [[100.0, 0.0, 0.01]]), "light")["data"][0]
+    count = figures.heatmap(grid("nonfinite", [[0, 9, 99]]), "light")["data"][0]
+    assert unpacked(norm["z"]) == [[2.0, None, -2.0]]
+    assert unpacked(count["z"]) == [[0.0, 1.0, 2.0]]
+    assert unpacked(norm["customdata"])[0][2][0] == 0.01
 
 
 def test_the_worst_headroom_is_coloured_as_the_worst_share() -> None:
-    (share,) = figures.heatmap(grid("lost_share", [[0.0, 0.5, 1.0]]), "light")["data"]
-    (headroom,) = figures.heatmap(grid("headroom_log2", [[0.0, 1.0, 4.0]]), "light")["data"]
+    share = figures.heatmap(grid("lost_share", [[0.0, 0.5, 1.0]]), "light")["data"][0]
+    headroom = figures.heatmap(grid("headroom_log2", [[0.0, 1.0, 4.0]]), "light")["data"][0]
+    assert unpacked(headroom["customdata"])[0][2][0] == 16
     assert headroom["colorscale"][0] == [0.0, share["colorscale"][-1][1]]
     assert headroom["zmax"] == 4.0
 
@@ -90,7 +120,7 @@ def test_names_are_text_not_markup() -> None:
     figure = figures.heatmap(heatmap, "light")
     escaped = '&lt;a href="x"&gt;&amp;amp;'
     assert figure["layout"]["yaxis"]["ticktext"] == [escaped]
-    assert figure["data"][0]["text"][0][0].startswith(f"<b>{escaped}</b>")
+    assert figure["layout"]["yaxis2"]["ticktext"][0].startswith(f"<b>{escaped}</b>")
 
 
 def test_long_names_keep_both_ends() -> None:

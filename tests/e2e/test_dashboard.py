@@ -83,6 +83,12 @@ def test_a_row_of_the_heatmap_opens_its_histogram(page: Page, server: Running) -
     plot.scroll_into_view_if_needed()
     plot.hover(position={"x": 40, "y": 8})
     page.wait_for_selector("#heatmap-plot .hovertext")
+    assert page.locator("#heatmap-plot .hovertext tspan.line").all_text_contents() == [
+        "embed.weight",
+        "Linear, 64 × 64, float32",
+        "inf and NaN: 0 elements",
+        "step 0 (attempt 0)",
+    ]
     plot.click(position={"x": 42, "y": 8})
     expect(page.locator("#histogram-title")).to_have_text("Histogram of embed.weight")
 

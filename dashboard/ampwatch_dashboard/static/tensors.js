@@ -40,7 +40,7 @@ export async function drawHeatmap(run, view, { choose, moved }) {
   await draw(heatmap, figure, view.range, `ampwatch-${run}-${view.stat}`);
   if (wired) return;
   wired = true;
-  heatmap.on("plotly_click", (event) => choose(String(event.points[0].customdata)));
+  heatmap.on("plotly_click", (event) => choose(String(heatmap.layout.meta.tensors[event.points[0].y])));
   onRange(heatmap, moved);
 }
 
