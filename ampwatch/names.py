@@ -60,7 +60,6 @@ class Models:
         A hook on each tells whether another backward pass comes, up to the next update: by then those are met.
         """
         self._updates += 1
-        self.has_moved()
         self.close()
         model = self.model() if self._updates == 1 else None
         if model is None:
@@ -95,10 +94,6 @@ class Models:
         trained = (p for p in model.parameters() if p.requires_grad and is_plain(p))
         before, self._versions = self._versions, [p._version for p in islice(trained, FIRST)]
         return bool(before) and before != self._versions
-
-    def is_as_left(self) -> bool:
-        """Whether nobody has written to its first weights since the last update; False before any, and without a model."""
-        return self._updates > 0 and self.has_moved() is False
 
 
 def _fed(models: weakref.ref[Models], parameter: Tensor) -> None:

@@ -21,11 +21,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .hooks import Numbers, Observation, gathered, is_plain, local
-from .registry import real
+from .registry import real, state_of
 
 LOW: Final = frozenset((torch.float16, torch.bfloat16))
 PARAMETERS: Final = 4  # of an optimizer, the largest ones …
 ELEMENTS: Final = 8192  # … and of each its first elements: 64 KiB in all
+GRADIENTS: Final = frozenset(
+    (
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+        *("acc_delta", "grad_avg", "sum", "prev", "step_size", "state1", "state2"),
+    )
+)
+"""What the optimizers of torch and bitsandbytes gather of gradients, by its name."""
 
 
 @dataclass
@@ -62,7 +69,9 @@ class RoundedWeights:
             its.kept_at, its.since = its.steps, attempt
             return None
         now = [low[key] for key in its.weights if key in low]
-        return self._compared(optimizer, its, now) if len(now) == len(its.weights) else None
+        if len(now) < len(its.weights) or any(_may_be_carried_on(itself, p) for p, _ in now):
+            return None
+        return self._compared(optimizer, its, now)
 
     @torch.no_grad()
     def _compared(
@@ -90,6 +99,14 @@ def _in_low_precision(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
         lr = real(group.get("lr"))
         if lr:
             yield from ((p, lr) for p in group["params"] if p.dtype in LOW and _has_gradient(p))
+
+
+def _may_be_carried_on(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Whether what is rounded away may be kept: in a copy of the weights in float32, or by Kahan summation."""
+    state = state_of(optimizer).get(parameter)
+    kept = state.items() if isinstance(state, dict) else ()
+    large = {name for name, value in kept if isinstance(value, Tensor) and value.numel() == parameter.numel()}
+    return parameter.numel() > 1 and not large <= GRADIENTS
 
 
 def _has_gradient(parameter: Tensor) -> bool:

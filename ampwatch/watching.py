@@ -103,7 +103,8 @@ class Watch(Unwatched):
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
         self._is_restored = False
-        self._is_given_state = False  # since the last update
+        self._is_given_state = False  # since the last loss was scaled
+        self._left: list[int] = []  # versions of weights, as the last update left them
         self._stepping: int | None = None
         self._fused = FusedSteps()
         self._rounded = RoundedWeights(self._registry.tensor)
@@ -261,7 +262,7 @@ class Watch(Unwatched):
         self.recorder.logbook.begin()
         if self._is_given_state:
             self._is_given_state = False
-            if self._models.is_as_left():
+            if self._left and self._left == self._versions():
                 self._dispatch.event("went_on")
         moved = self._models.has_moved() if self._protocol.only_scales else None
         self._tell(self._protocol.scale(moved=moved, used=self._passes.are_used))
@@ -400,6 +401,7 @@ class Watch(Unwatched):
             self._unscaled_passes.updated()
             self._by_hand.updated()
             self._unscaled_steps.updated()
+            self._left = self._versions()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
         attempt = self._attempt(scaler, noted)
@@ -443,6 +445,10 @@ class Watch(Unwatched):
             lrs=measured.lrs,
             logged=self.recorder.logbook.end(),
         )
+
+    def _versions(self) -> list[int]:
+        """By which it is known whether some weights of each optimizer were written to."""
+        return [p._version for listed in self._lists.values() for p in listed.some()]
 
     def _known_scale(self, scaler: Scaler) -> float:
         """The scale as far as the host knows it."""

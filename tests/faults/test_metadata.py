@@ -350,11 +350,27 @@ def test_weights_that_stand_still_at_the_end_of_a_schedule_are_silent(tmp_path):
     assert alone(tmp_path, lambda s: 2e-3 if s < 6 else 1e-6, torch.bfloat16, steps=80) == []
 
 
-def alone(directory, lr_at, dtype, steps=20):
+class WithCopies(torch.optim.SGD):
+    """It keeps float32 copies of its weights, which are what it trains."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        for p in group["params"]:
+            copy = self.state[p].setdefault("master", p.float())
+            copy -= group["lr"] * p.grad.float()
+            p.copy_(copy)
+
+
+def test_weights_whose_float32_copies_move_are_silent(tmp_path):
+    assert alone(tmp_path, lambda s: 1e-6, torch.bfloat16, make=WithCopies) == []
+
+
+def alone(directory, lr_at, dtype, steps=20, make=torch.optim.SGD):
     """Training without a scaler, at learning rates by step."""
     model = scaled_up(dtype)
     with recorded_optimizer(directory) as watched:
-        optimizer = watched(torch.optim.SGD(model.parameters(), lr_at(0)), model=model)
+        optimizer = watched(make(model.parameters(), lr_at(0)), model=model)
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = lr_at(step)
             optimizer.zero_grad()

@@ -308,12 +308,12 @@ def test_gradients_that_are_divided_by_their_own_scale_are_silent(tmp_path):
     assert divided_by(tmp_path, new_scale=False) == []
 
 
-def fresh_again(directory, make_optimizer, restore, steps=46, every=15, rate=10.0, watched=True):
+def fresh_again(directory, make_optimizer, restore, steps=46, every=15, rate=10.0):
     """A scaler made for 2^16 where features want 2^10 or so; `restore(state, model, optimizer, scaler)` at each epoch."""
     model = mlp()
     optimizer = make_optimizer(model.parameters())
     with recorded(directory) as make:
-        scaler = make(model=model if watched else None, init_scale=2.0**22)
+        scaler = make(model=model, init_scale=2.0**22)
         fresh = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scaler.state_dict()])
         for step in range(steps):
             if step and step % every == 0:
@@ -367,10 +367,17 @@ def test_without_a_count_of_steps_it_is_told_by_weights_that_nobody_has_written_
     assert seen == [("scaler_state_lost", "warning", every, "")]
 
 
+def its_own_and_a_limit(fresh, model, _optimizer, scaler):
+    scaler.load_state_dict(fresh[2])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.clamp_(-1, 1)
+
+
 @pytest.mark.parametrize(("every", "expected"), [(40, 40), (2, None)])
-def test_without_a_model_and_a_count_the_loss_tells_that_training_goes_on(tmp_path, every, expected):
+def test_where_somebody_has_the_loss_tells_that_training_goes_on(tmp_path, every, expected):
     """While it has not fallen yet, it may be another training's."""
-    seen = fresh_again(tmp_path, sgd, its_own, steps=every + 2, every=every, rate=1.0, watched=False)
+    seen = fresh_again(tmp_path, sgd, its_own_and_a_limit, steps=every + 2, every=every, rate=1.0)
     assert seen == ([("scaler_state_lost", "warning", expected, "")] if expected else [])
 
 
