@@ -8,6 +8,9 @@
 | 413 | too large: in parts it may be taken |
 | 415, 426 | unread: in another encoding it may be taken |
 | any other 4xx | refused: this batch never |
+
+Of several batches in one request each has an answer of its own, that which it would have got alone, unless it is the
+request that is answered.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import re
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 if TYPE_CHECKING:
     import httpx
@@ -44,10 +49,34 @@ class Answer(NamedTuple):
     status: int = 0
     last_seq: int | None = None
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether the same batch is to be sent again."""
+        return self.outcome in ("later", "barred")
+
 
 def read(response: httpx.Response, server: str, token: str | None) -> Answer:
     """What a response means."""
     return _read(response, server, token)._replace(status=response.status_code)
+
+
+def read_all(response: httpx.Response, count: int, server: str, token: str | None) -> list[Answer] | Answer:
+    """What the response to so many batches means for each of them; one answer where it is about the request."""
+    import httpx
+
+    if not response.is_success:
+        return read(response, server, token)
+    try:
+        told = msgspec.json.decode(response.content, type=_Several).answers
+    except msgspec.MsgspecError:
+        told = []
+    if len(told) != count:
+        advice = _foreign_advice(response, _json_of(response), server)
+        return Answer("barred", "foreign", advice, status=response.status_code)
+    return [
+        read(httpx.Response(each.status, headers=each.headers, json=each.body), server, token)
+        for each in told
+    ]
 
 
 def failed(error: httpx.HTTPError, server: str) -> Answer:
@@ -88,6 +117,22 @@ def is_loopback(host: str) -> bool:
 def may_be_proxied(server: str) -> bool:
     """Whether a proxy of the environment may be used: it would be handed the token on the way to this machine itself."""
     return not is_loopback(urlsplit(server).hostname or "")
+
+
+class _Alone(msgspec.Struct):
+    """What one of several batches would have been answered alone."""
+
+    status: int
+    body: dict[str, Any]
+    retry_after_s: float | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+class _Several(msgspec.Struct):
+    answers: list[_Alone]
 
 
 def _read(response: httpx.Response, server: str, token: str | None) -> Answer:

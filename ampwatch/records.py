@@ -21,7 +21,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from .errors import InvalidBatch, UnsupportedVersion
 from .stats.layout import HIST_BINS
 
 FORMAT_VERSION: Final = 1
+MOST_TOGETHER: Final = 256  # batches in one body
 
 Kind = Literal["events", "attempts", "tensors"]
 KINDS: Final[tuple[Kind, ...]] = ("events", "attempts", "tensors")
@@ -265,6 +266,19 @@ def from_json(data: bytes) -> Batch:
     return batch
 
 
+def join(batches: Iterable[Batch]) -> bytes:
+    """Several batches as one body: an array of msgpack, of the bytes of each."""
+    return msgspec.msgpack.encode([to_bytes(batch) for batch in batches])
+
+
+def split(data: bytes) -> list[bytes]:
+    """What was joined, for `from_bytes`. InvalidBatch where it is no such array, or of more than `MOST_TOGETHER`."""
+    try:
+        return _TOGETHER_DECODER.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _invalid(error) from error
+
+
 def check(batch: Batch) -> None:
     """Decode the body and check its types, lengths and required columns. Raises InvalidBatch."""
     if batch.kind == "events":
@@ -328,6 +342,7 @@ class _Version(msgspec.Struct):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
+_TOGETHER_DECODER = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=MOST_TOGETHER)])
 _COLUMNS_DECODER = msgspec.msgpack.Decoder(dict[str, tuple[str, int, bytes]])
 _EVENTS_DECODER = msgspec.msgpack.Decoder(list[Event])
 _JSON_REALS = {None: MISSING, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

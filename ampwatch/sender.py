@@ -1,13 +1,14 @@
-"""Sender: one batch to the server, once; what can be mended on the spot is.
+"""Sender: batches to the server, once; what can be mended on the spot is.
 
 A batch that is too large (413) goes in parts, to this server from now on without asking again. One that cannot be
-read (415, 426) goes in the next of `ENCODINGS`; the first that is taken is kept.
+read (415, 426) goes in the next of `ENCODINGS`; the first that is taken is kept. Several go in one request, which is
+halved where it is too large; to a server that knows of no such request, they go one by one from then on.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
 MEDIA_TYPE: Final = "application/vnd.ampwatch.batch"
+TOGETHER: Final = "application/vnd.ampwatch.batches"
+TOGETHER_BATCHES: Final = 64
+TOGETHER_BYTES: Final = (
+    512 << 10
+)  # of bodies, and one more batch: below what proxies take by default, which is 1 MiB
 
 
 class _Encoding(NamedTuple):
@@ -44,6 +50,23 @@ ENCODINGS: Final = (
 )
 
 
+def together(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """The batches in lists, each for one request. Where a reading breaks off, what it gave before is handed on first."""
+    some: list[Batch] = []
+    try:
+        for batch in batches:
+            some.append(batch)
+            if len(some) == TOGETHER_BATCHES or sum(len(each.body) for each in some) >= TOGETHER_BYTES:
+                yield some
+                some = []
+    except Exception:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some
+
+
 class Sender:
     """Posts batches to `{server}/v1/batches`. Several threads may share one; a context manager.
 
@@ -64,6 +87,7 @@ class Sender:
             trust_env=answers.may_be_proxied(server),
         )
         self._encoding = 0
+        self._takes_several = True
         self._too_large: float = float("inf")  # bytes of the smallest body that was
 
     def __enter__(self) -> Sender:
@@ -90,14 +114,52 @@ class Sender:
         refusal = None
         for part in parts:
             answer = self.send(part, cuts)
-            if answer.outcome in ("later", "barred"):
+            if answer.comes_again:
                 return answer
             refusal = refusal or (answer if answer.outcome == "refused" else None)
         return refusal or answer
 
+    def send_all(self, batches: Sequence[Batch], cuts: Callable[[Batch], Cuts]) -> list[Answer]:
+        """Post batches, in one request where the server takes that.
+
+        Answers of the first ones, in their order: it may end with one that has to come again, behind which none was
+        tried. In one request each has its own.
+
+        Arguments:
+            cuts: of the producer of a batch.
+        """
+        is_cut = any(cuts(batch).of(batch) for batch in batches)
+        if len(batches) == 1 or is_cut or not self._takes_several:
+            return self._one_by_one(batches, cuts)
+        answered = self._post_several(batches)
+        if not isinstance(answered, Answer):
+            return [
+                self.send(batch, cuts(batch)) if answer.outcome in ("too large", "unread") else answer
+                for batch, answer in zip(batches, answered, strict=True)
+            ]
+        if answered.outcome == "too large":
+            middle = len(batches) // 2
+            first = self.send_all(batches[:middle], cuts)
+            if any(answer.comes_again for answer in first):
+                return first
+            return [*first, *self.send_all(batches[middle:], cuts)]
+        if answered.comes_again and answered.about != "foreign":
+            return [answered]
+        alone = self._one_by_one(batches, cuts)
+        self._takes_several = alone[0].comes_again  # what is wrong is not the request
+        return alone
+
     def knock(self) -> Answer:
         """Post a body in which nothing is: "refused" is what a server answers that is there and takes the token."""
         return self._post(b"", ENCODINGS[1])
+
+    def _one_by_one(self, batches: Sequence[Batch], cuts: Callable[[Batch], Cuts]) -> list[Answer]:
+        told: list[Answer] = []
+        for batch in batches:
+            told.append(self.send(batch, cuts(batch)))
+            if told[-1].comes_again:
+                break
+        return told
 
     def _send_whole(self, batch: Batch) -> Answer:
         """Post a batch in the first encoding, from the one kept on, that the server can read."""
@@ -112,6 +174,19 @@ class Sender:
         return answer._replace(outcome="barred" if answer.status == 426 else "refused")
 
     def _post(self, data: bytes, encoding: _Encoding) -> Answer:
+        asked = self._ask(data, encoding)
+        return asked if isinstance(asked, Answer) else answers.read(asked, self.server, self._token)
+
+    def _post_several(self, batches: Sequence[Batch]) -> list[Answer] | Answer:
+        """The answer to each, or to the request."""
+        headers, pack = ENCODINGS[self._encoding]
+        asked = self._ask(records.join(batches), _Encoding({**headers, "Content-Type": TOGETHER}, pack))
+        if isinstance(asked, Answer):
+            return asked
+        return answers.read_all(asked, len(batches), self.server, self._token)
+
+    def _ask(self, data: bytes, encoding: _Encoding) -> httpx.Response | Answer:
+        """The response to a body; the answer where there is none."""
         import httpx
 
         body = encoding.pack(data)
@@ -123,7 +198,6 @@ class Sender:
             )
         except httpx.HTTPError as error:
             return answers.failed(error, self.server)
-        answer = answers.read(response, self.server, self._token)
-        if answer.outcome == "too large":
+        if response.status_code == 413:
             self._too_large = len(body)
-        return answer
+        return response

@@ -1,4 +1,4 @@
-"""Transport: batches to the server, by one daemon thread, at least once each.
+"""Transport: batches to the server, by one daemon thread, at least once each; what waits goes in one request.
 
 | outcome (answers.py) | what is done |
 |---|---|
@@ -27,7 +27,7 @@ from .cuts import Cuts
 from .guard import guard
 from .notices import warn
 from .records import Batch
-from .sender import Sender
+from .sender import Sender, together
 
 if TYPE_CHECKING:
     import httpx
@@ -175,23 +175,26 @@ class Transport:
         with self._wake:
             self._wake.wait_for(lambda: self._closed or self._queue or self._behind)
         pause_s = 0.0
-        while batch := self._next():
+        while some := self._next():
             try:
-                pause_s = self._deliver(sender, batch)
+                pause_s = self._deliver(sender, some)
             finally:
                 self._done()
         if self._behind:
             self._catch_up(sender)
         return 0.0 if self._again else pause_s
 
-    def _next(self) -> Batch | None:
+    def _next(self) -> list[Batch]:
+        """What goes in the next request; nothing where nothing waits."""
         with self._wake:
             if self._closed or not self._queue:
-                return None
+                return []
             self._busy = True
-            batch = self._queue.popleft()
-            self._queued_bytes -= len(batch.body)
-            return batch
+            some = next(together(self._queue))
+            for batch in some:
+                self._queue.popleft()
+                self._queued_bytes -= len(batch.body)
+            return some
 
     def _done(self) -> None:
         with self._wake:
@@ -202,12 +205,12 @@ class Transport:
         """Send what did not fit, from the spool; what a whole reading of it does not show has been dropped there."""
         assert self._behind is not None
         (first, last), again, self._again = self._behind, self._again, False
-        for batch in self._reread(again) if self._reread is not None else ():
-            if batch.seq >= first:
-                self._deliver(sender, batch)
-                # closed perhaps before it was answered; or the server has lost what was sent meanwhile
-                if self._closed or self._again or self._reach(batch.seq):
-                    return
+        spooled = self._reread(again) if self._reread is not None else ()
+        for some in together(batch for batch in spooled if batch.seq >= first):
+            self._deliver(sender, some)
+            # closed perhaps before all were answered; or the server has lost what was sent meanwhile
+            if self._closed or self._again or self._reach(max(batch.seq for batch in some)):
+                return
         self._reach(last)
 
     def _reach(self, seq: int) -> bool:
@@ -218,35 +221,45 @@ class Transport:
             self._wake.notify_all()
             return self._behind is None
 
-    def _deliver(self, sender: Sender, batch: Batch) -> float:
-        """Post one batch until it is stored, refused for good, or the transport closed; answer `next_batch_s`."""
-        retry_s, tries = self._first_retry_s, 0
+    def _deliver(self, sender: Sender, batches: list[Batch]) -> float:
+        """Post batches until each is stored, refused for good, or the transport closed; answer `next_batch_s`."""
+        retry_s, tries, left = self._first_retry_s, 0, batches
         while not self._closed:
             is_last_try = self._hurry
-            answer, tries = self._send(sender, batch), tries + 1
-            self._note(answer, tries, is_last_try)
-            if answer.outcome in ("stored", "refused"):
-                self._settle(batch, answer)
-                return min(answer.pause_s or 0.0, LONGEST_RETRY_S)
-            self._pause(self._wait_s(answer, retry_s))
-            retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+            told, tries = self._send(sender, left), tries + 1
+            self._note(told, tries, is_last_try)
+            before, left = len(left), self._settle(left, told)
+            if not left:
+                self._answered = max(self._answered, *(batch.seq for batch in batches))
+                return min(told[-1].pause_s or 0.0, LONGEST_RETRY_S)
+            if len(left) < before:
+                retry_s, tries = self._first_retry_s, 0
+            again = next((answer for answer in told if answer.comes_again), None)
+            if again is not None:
+                self._pause(self._wait_s(again, retry_s))
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
         return 0.0
 
-    def _send(self, sender: Sender, batch: Batch) -> Answer:
-        """The answer to a batch; one that we fail over ourselves is passed over, or it would stop all the others."""
+    def _send(self, sender: Sender, batches: list[Batch]) -> list[Answer]:
+        """Answers to the first of these; one that we fail over ourselves is passed over, or it would stop all the others."""
         with guard("transport.send"):
-            return sender.send(batch, self._cuts)
-        return Answer("refused", "own")
+            return sender.send_all(batches, lambda _: self._cuts)
+        return [Answer("refused", "own")] if len(batches) == 1 else self._send(sender, batches[:1])
 
-    def _settle(self, batch: Batch, answer: Answer) -> None:
-        if answer.outcome == "stored":
-            self.delivered += 1
-            self._acknowledge(batch, answer)
-        else:
-            self.rejected += 1
-            if self._refused is not None:
-                self._refused(batch, answer)
-        self._answered = max(self._answered, batch.seq)
+    def _settle(self, batches: list[Batch], told: list[Answer]) -> list[Batch]:
+        """Note what became of the first batches; those that are to be sent again, or were not tried."""
+        left = []
+        for batch, answer in zip(batches, told, strict=False):
+            if answer.comes_again:
+                left.append(batch)
+            elif answer.outcome == "stored":
+                self.delivered += 1
+                self._acknowledge(batch, answer)
+            else:
+                self.rejected += 1
+                if self._refused is not None:
+                    self._refused(batch, answer)
+        return left + batches[len(told) :]
 
     def _acknowledge(self, batch: Batch, answer: Answer) -> None:
         """Note what is stored, and whether something is no more that was."""
@@ -263,14 +276,16 @@ class Transport:
             first, last = self._behind or (answer.last_seq + 1, known)
             self._behind, self._again = (min(first, answer.last_seq + 1), max(last, known)), True
 
-    def _note(self, answer: Answer, tries: int, is_last_try: bool) -> None:
-        """Warn of an answer, the first of its kind; of trouble that has an answer only where it has not passed."""
-        passes = answer.outcome == "later" and answer.about != "connection" and tries == 1
-        if answer.warning and not passes:
-            self._warn(answer)
-        never_reached = answer.about == "connection" and not self.delivered
+    def _note(self, told: list[Answer], tries: int, is_last_try: bool) -> None:
+        """Warn of answers, the first of each kind; of trouble that has an answer only where it has not passed."""
+        for answer in told:
+            passes = answer.outcome == "later" and answer.about != "connection" and tries == 1
+            if answer.warning and not passes:
+                self._warn(answer)
+        is_barred = any(answer.outcome == "barred" for answer in told)
+        never_reached = told[-1].about == "connection" and not self.delivered
         with self._wake:
-            self._is_hopeless = is_last_try and (answer.outcome == "barred" or never_reached)
+            self._is_hopeless = is_last_try and (is_barred or never_reached)
             self._wake.notify_all()
 
     def _wait_s(self, answer: Answer, retry_s: float) -> float:

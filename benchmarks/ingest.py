@@ -1,10 +1,11 @@
 """Ingest: batches a second into one server, durable, authenticated, validated and diagnosed.
 
-    python benchmarks/ingest.py [big|fifty|ranks|catchup|tensors ...] [--seconds 20] [--ranks 8000] [--peers]
+    python benchmarks/ingest.py [big|fifty|ranks|nodes|catchup|tensors ...] [--seconds 20] [--ranks 8000] [--peers]
 
 big      one client, 1,000 attempts of 20 scalars a batch
 fifty    as big, 50 attempts a batch, over 8 connections
 ranks    8,000 ranks of one run, 5 attempts a batch, over 64 connections; the first batch of each is sent before
+nodes    as ranks, the batches of 8 ranks in a request
 catchup  as big, through a backlog of 200 batches, while a second client asks for runs, series and findings
 tensors  one client, 41 samples of 300 tensors with histograms a batch
 
@@ -24,6 +25,7 @@ import tempfile
 import time
 import venv
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -36,6 +38,7 @@ from rich.table import Table
 from ampwatch import records
 
 CONSOLE = Console(width=120)
+TOGETHER = 8
 PEERS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 PEER_STEPS = {"mlflow": 1000, "tensorboard": 2000, "wandb": 5000, "trackio": 5000}
 
@@ -65,6 +68,13 @@ def ranks(seconds: float, count: int):
         yield records.to_bytes(tables.batch("attempts", table, seq, "ranks", producers[rank], rank)), 5
 
 
+def nodes(seconds: float, count: int):
+    """Bodies of 8 batches of 5 attempts each, of so many ranks in turn."""
+    batches = (records.from_bytes(body) for body, _ in ranks(4 * seconds, count))
+    while len(some := list(islice(batches, TOGETHER))) == TOGETHER:
+        yield records.join(some), 5 * TOGETHER
+
+
 def tensor_rows(seconds: float):
     """Bodies of 12,300 tensor rows."""
     rng, producer = np.random.default_rng(0), os.urandom(16).hex()
@@ -81,20 +91,20 @@ def tensor_rows(seconds: float):
 
 
 async def post(
-    server: Server, bodies: list[tuple[bytes, int]], connections: int, seconds: float
+    server: Server, bodies: list[tuple[bytes, int]], connections: int, seconds: float, together: int = 1
 ) -> tuple[int, int]:
     """Send for so long, or until nothing is left; batches and rows that were acknowledged."""
     deadline, left, done = time.monotonic() + seconds, iter(bodies), [0, 0]
 
     async def client() -> None:
-        sending = await Connection.open(server)
+        sending = await Connection.open(server, "batch" if together == 1 else "batches")
         for body, rows in left:
             status = await sending.post(body)
             if status in (429, 503):
                 await asyncio.sleep(0.2)
                 continue
             assert status == 200, status
-            done[0] += 1
+            done[0] += together
             done[1] += rows
             if time.monotonic() > deadline:
                 break
@@ -111,10 +121,10 @@ class Connection:
         self._head, self._reader, self._writer = head, reader, writer
 
     @classmethod
-    async def open(cls, server: Server) -> "Connection":
+    async def open(cls, server: Server, what: str = "batch") -> "Connection":
         head = (
             f"POST /v1/batches HTTP/1.1\r\nHost: {server.url}\r\nAuthorization: Bearer {server.token}\r\n"
-            "Content-Type: application/vnd.ampwatch.batch\r\nContent-Length: "
+            f"Content-Type: application/vnd.ampwatch.{what}\r\nContent-Length: "
         ).encode()
         return cls(head, *await asyncio.open_connection(*server.url.split(":")))
 
@@ -144,19 +154,20 @@ async def ask(server: Server, run: str, stop: asyncio.Event) -> list[float]:
 
 
 PROFILES = {
-    "big": (big, 1),
-    "fifty": (fifty, 8),
-    "ranks": (ranks, 64),
-    "tensors": (tensor_rows, 1),
-    "catchup": (big, 1),
-}  # what is sent, over how many connections
+    "big": (big, 1, 1),
+    "fifty": (fifty, 8, 1),
+    "ranks": (ranks, 64, 1),
+    "nodes": (nodes, 64, TOGETHER),
+    "tensors": (tensor_rows, 1, 1),
+    "catchup": (big, 1, 1),
+}  # what is sent, over how many connections, and how many batches a request holds
 
 
 def before(name: str, server: Server, bodies: list[tuple[bytes, int]], count: int) -> list[tuple[bytes, int]]:
     """Send what comes before the clock runs, and answer the rest."""
-    first = {"catchup": 200, "ranks": count}.get(name, 0)
-    asyncio.run(post(server, bodies[:first], 64, 600))
-    if name == "ranks":
+    first = {"catchup": 200, "ranks": count, "nodes": count // TOGETHER}.get(name, 0)
+    asyncio.run(post(server, bodies[:first], 64, 600, PROFILES[name][2]))
+    if name in ("ranks", "nodes"):
         drained(server)
     return bodies[first:]
 
@@ -164,12 +175,12 @@ def before(name: str, server: Server, bodies: list[tuple[bytes, int]], count: in
 async def profile(
     name: str, server: Server, bodies: list[tuple[bytes, int]], seconds: float
 ) -> tuple[int, int, list[float]]:
-    connections = PROFILES[name][1]
+    _, connections, together = PROFILES[name]
     if name != "catchup":
-        return *await post(server, bodies, connections, seconds), []
+        return *await post(server, bodies, connections, seconds, together), []
     stop = asyncio.Event()
     asking = asyncio.create_task(ask(server, "big", stop))
-    done = await post(server, bodies, connections, seconds)
+    done = await post(server, bodies, connections, seconds, together)
     stop.set()
     return *done, await asking
 
@@ -187,7 +198,8 @@ def run(name: str, seconds: float, count: int, url: str) -> list[str]:
         server = Server(Path(folder) / "ampwatch.db", url)
         with server.client() as client:
             client.get("/v1/runs").raise_for_status()
-        make = partial(ranks, count=count) if name == "ranks" else PROFILES[name][0]
+        make = PROFILES[name][0]
+        make = partial(make, count=count) if name in ("ranks", "nodes") else make
         bodies = before(name, server, list(make(seconds)), count)
         idle_s, started, memory = server.cpu_s(), time.monotonic(), server.memory_mb()
         batches, rows, reads = asyncio.run(profile(name, server, bodies, seconds))

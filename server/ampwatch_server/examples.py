@@ -14,7 +14,7 @@ def add_examples(document: dict[str, Any]) -> None:
         for operation in methods.values():
             bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
             for media in (body.get("content", {}).get(_JSON, {}) for body in bodies):
-                if "$ref" in media.get("schema", {}) and "example" not in media:
+                if {"$ref", "anyOf"} & media.get("schema", {}).keys() and "example" not in media:
                     media["example"] = example_of(media["schema"], document["components"]["schemas"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -21,12 +22,26 @@ class Handoff:
         self._lock = threading.Lock()
         self._done: list[tuple[asyncio.Future[Any], Future[Any]]] = []  # not delivered yet
 
-    async def wait(self, future: Future[T]) -> T:
-        """The result of a future, or its error. Who stops waiting does not cancel it."""
+    async def wait(self, futures: Sequence[Future[T]]) -> list[T | Exception]:
+        """The results of futures, or their errors, in their order. Who stops waiting does not cancel them."""
+        waiting = [self._awaited(future) for future in futures]
+        outcomes: list[T | Exception] = []
+        try:
+            for each in waiting:
+                try:
+                    outcomes.append(await each)
+                except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                    outcomes.append(error)
+        finally:
+            for each in waiting:  # those that nobody waits for any more
+                each.cancel()
+        return outcomes
+
+    def _awaited(self, future: Future[T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[T] = loop.create_future()
         future.add_done_callback(lambda done: self._pass_on(loop, waiting, done))
-        return await waiting
+        return waiting
 
     def _pass_on(
         self, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[Any], done: Future[Any]

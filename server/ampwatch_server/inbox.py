@@ -7,7 +7,7 @@ stored once however often it is sent; the same key with another digest is a conf
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
@@ -106,17 +106,26 @@ class Inbox:
             project: that its run must belong to, and will where it is new; any if None.
         Errors: in the future, Conflict or OtherProject. Raised at once, Overloaded.
         """
+        (future,) = self.append_all([(batch, extent)], time=time, project=project)
+        return future
+
+    def append_all(
+        self, given: Sequence[tuple[Batch, Extent]], *, time: float | None = None, project: str | None = None
+    ) -> list[Future[Stored]]:
+        """Store several in one commit, each as `append` does; Overloaded where not all of them find room."""
         now = self._settings.clock()
-        waiting = _Waiting(batch, extent, now if time is None else time, now, project, Future())
+        moment = now if time is None else time
+        new = [_Waiting(batch, extent, moment, now, project, Future()) for batch, extent in given]
+        size_bytes = sum(len(batch.body) for batch, _ in given)
         with self._lock:
-            if self._waiting_bytes + len(batch.body) > self._settings.max_pending_bytes:
+            if self._waiting_bytes + size_bytes > self._settings.max_pending_bytes:
                 raise Overloaded("too many batches wait for the database; send this one again later")
-            self._waiting.append(waiting)
-            self._waiting_bytes += len(batch.body)
-            first = len(self._waiting) == 1
-        if first:  # those who come until the writer gets to it share this commit
+            is_first = not self._waiting
+            self._waiting += new
+            self._waiting_bytes += size_bytes
+        if is_first and new:  # those who come until the writer gets to it share this commit
             self._commit()
-        return waiting.future
+        return [waiting.future for waiting in new]
 
     def _commit(self) -> None:
         group: list[_Waiting] = []
@@ -179,6 +188,8 @@ def _store(connection: Connection, group: list[_Waiting]) -> _Outcomes:
         if isinstance(outcome, Stored) and outcome.new:
             digests[producer.id, waiting.batch.seq] = bytes.fromhex(waiting.batch.digest)
             new.append((producer, waiting))
+            last_seq = max(producer.last_seq, waiting.batch.seq)
+            producers[waiting.batch.producer] = producer._replace(last_seq=last_seq)
     if new:
         _insert(connection, new)
         _advance(connection, new)

@@ -197,6 +197,20 @@ class Receipt(Model):
     next_batch_s: float = Field(description="when to send the next one, s")
 
 
+class Answer(Model):
+    """What one of several batches would have been answered alone."""
+
+    status: int = Field(description="of HTTP: 200, or that of a problem", examples=[200])
+    body: Receipt | Problem
+    retry_after_s: int | None = Field(None, description="when to send it again, s; as Retry-After")
+
+
+class Answers(Model):
+    """What became of several batches of one request, in their order."""
+
+    answers: list[Answer]
+
+
 class Points(Model):
     """One column over the points of a stream."""
 

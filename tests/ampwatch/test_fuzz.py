@@ -84,6 +84,22 @@ def test_no_bytes_bring_the_decoder_down(data):
 
 
 @QUICK
+@given(data=st.binary(max_size=300) | st.lists(st.binary(max_size=9) | plain).map(msgspec.msgpack.encode))
+@example(data=b"\xdd\xff\xff\xff\xff")  # 4 billion batches that do not follow; more than may come, which do
+@example(data=b"\xdc\x01\x01" + b"\xc4\x00" * 257)
+@example(data=b"\xdc\xff\xff" + b"\xc4\x00" * 65_535)
+@example(data=b"\x91\xc6\xff\xff\xff\xff")
+@example(data=b"\x91" * 100_000)
+def test_no_bytes_bring_the_decoder_of_several_down(data):
+    def all_of_it(data):
+        for each in records.split(data):
+            records.check(records.from_bytes(each))
+        raise InvalidBatch("body", "none of these is a batch")
+
+    assert not read(all_of_it, data)
+
+
+@QUICK
 @given(batch=sealed())
 def test_no_body_brings_the_decoder_down(batch):
     read(records.from_bytes, records.to_bytes(batch))

@@ -1,6 +1,5 @@
 """In a job of many ranks one process of each machine sends for all."""
 
-import gzip
 import os
 import shutil
 import tempfile
@@ -8,13 +7,13 @@ import tempfile
 import httpx
 import pytest
 
-from ampwatch import records, spool
+from ampwatch import spool
 from ampwatch.node import Node, local_rank
 from ampwatch.recorder import Recorder
 from ampwatch.settings import Settings
 from ampwatch.spool_writer import SpoolWriter
 
-from .spooled import OTHER, PRODUCER, attempts, events
+from .spooled import OTHER, PRODUCER, answered, attempts, events, posted
 
 
 def writer(folder, producer, run="r"):
@@ -113,8 +112,9 @@ class Counting:
         self.got = []
 
     def __call__(self, request):
-        self.got.append(records.from_bytes(gzip.decompress(request.content)))
-        return httpx.Response(200, json={"next_batch_s": 0})
+        batches = posted(request)
+        self.got += batches
+        return answered(request, *[(200, {"next_batch_s": 0})] * len(batches))
 
 
 @pytest.fixture
@@ -149,8 +149,8 @@ def test_above_64_ranks_one_process_of_a_machine_sends_for_all(rank, tmp_path):
 
 def test_what_is_refused_of_another_leaves_a_tombstone_that_names_it(rank, tmp_path):
     def refusing(request):
-        batch = records.from_bytes(gzip.decompress(request.content))
-        return httpx.Response(422 if batch.rank == 1 and batch.kind == "events" else 200, json={})
+        is_refused = [batch.rank == 1 and batch.kind == "events" for batch in posted(request)]
+        return answered(request, *((422 if refused else 200, {}) for refused in is_refused))
 
     sender, other = rank(0, refusing), rank(1, refusing)
     other.finish()

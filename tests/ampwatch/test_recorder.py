@@ -1,5 +1,4 @@
 import gc
-import gzip
 import logging
 import os
 import subprocess
@@ -11,11 +10,13 @@ import numpy as np
 import pytest
 
 import ampwatch
-from ampwatch import recorder, records, spool
+from ampwatch import recorder, spool
 from ampwatch.recorder import Harvest, Recorder
 from ampwatch.records import Event
 from ampwatch.settings import Settings
 from ampwatch.transport import Transport
+
+from .spooled import answered, posted
 
 
 class Rows:
@@ -261,7 +262,8 @@ def test_a_full_disk_gives_one_warning_and_the_server_gets_the_rest(make, tmp_pa
     got = []
     monkeypatch.setattr(os, "write", full)
     recorder = make(
-        server="http://127.0.0.1:1", how={"http": httpx.MockTransport(lambda r: got.append(r) or ok())}
+        server="http://127.0.0.1:1",
+        how={"http": httpx.MockTransport(lambda r: got.extend(posted(r)) or ok(r))},
     )
     source = Rows(Harvest(rows()), Harvest(rows(3)))
     recorder.attach(source)
@@ -270,7 +272,7 @@ def test_a_full_disk_gives_one_warning_and_the_server_gets_the_rest(make, tmp_pa
     recorder.finish()
     where = "cannot be written any more: No space left on device. Training goes on, and the records go to the server only"
     assert caplog.text.count(where) == 1
-    kinds = [records.from_bytes(gzip.decompress(request.content)).kind for request in got]
+    kinds = [batch.kind for batch in got]
     assert (kinds[:2], kinds.count("attempts")) == (["events", "attempts"], 2)
 
 
@@ -311,7 +313,7 @@ def test_what_neither_disk_nor_server_took_is_recorded_as_lost(make, tmp_path, m
 def test_what_is_lost_for_good_is_not_waited_for_at_the_end(make, tmp_path, caplog, monkeypatch):
     monkeypatch.setitem(Transport.__init__.__kwdefaults__, "queue_bytes", 0)
     (tmp_path / "file").touch()
-    http = httpx.MockTransport(lambda request: ok())
+    http = httpx.MockTransport(ok)
     recorder = make(dir=tmp_path / "file", server="http://127.0.0.1:1", how={"http": http})
     recorder.event("scaler")
     recorder.finish()
@@ -319,21 +321,20 @@ def test_what_is_lost_for_good_is_not_waited_for_at_the_end(make, tmp_path, capl
     assert warning.endswith("Training goes on, and the records go to the server only")
 
 
-def ok():
-    return httpx.Response(200, json={"next_batch_s": 0})
+def ok(request):
+    return answered(request, *[(200, {"next_batch_s": 0})] * len(posted(request)))
 
 
 def test_the_server_gets_what_the_spool_holds(make, tmp_path):
     got = []
     recorder = make(
-        server="http://127.0.0.1:1", how={"http": httpx.MockTransport(lambda r: got.append(r) or ok())}
+        server="http://127.0.0.1:1",
+        how={"http": httpx.MockTransport(lambda r: got.extend(posted(r)) or ok(r))},
     )
     recorder.attach(Rows(Harvest(rows())))
     recorder.event("scaler")
     recorder.finish()
-    assert [records.from_bytes(gzip.decompress(r.content)) for r in got] == list(
-        spool.read(tmp_path / "runs")
-    )
+    assert got == list(spool.read(tmp_path / "runs"))
 
 
 def test_a_server_that_nothing_may_be_sent_to_leaves_the_spool(make, tmp_path, caplog, capsys):
@@ -349,7 +350,7 @@ def test_a_server_that_nothing_may_be_sent_to_leaves_the_spool(make, tmp_path, c
 
 
 def test_the_log_names_the_page_of_the_run(make, capsys):
-    http = httpx.MockTransport(lambda request: ok())
+    http = httpx.MockTransport(ok)
     recorder = make(server="http://127.0.0.1:1/base/", quiet=False, how={"http": http})
     recorder.attach(Rows(Harvest(rows())))
     recorder.event("scaler")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from ampwatch import records, spool
 from ampwatch.cuts import Cuts
 from ampwatch.sender import Sender
 
-from .spooled import attempts, events, tensors
+from .spooled import answered, attempts, events, posted, tensors
 
 
 class Gate:
@@ -124,3 +125,81 @@ def test_a_part_that_is_refused_keeps_no_other_back():
     with sender(picky) as client:
         assert client.send(attempts(7, rows=64, loss=range(64)), cuts()).outcome == "refused"
     assert rows([*gate.stored, *refused]) == list(range(64))
+
+
+class Several:
+    """A server that takes several batches in one request, and answers some numbers otherwise than with a receipt."""
+
+    def __init__(self, told=None, most_bytes=1 << 20):
+        self.told, self.most_bytes, self.asked = told or {}, most_bytes, []
+
+    def __call__(self, request):
+        seqs = [batch.seq for batch in posted(request)]
+        if len(request.content) > self.most_bytes:
+            return httpx.Response(413, json={"detail": "too large"})
+        self.asked.append(seqs)
+        return answered(request, *(self.told.pop(seq, (200, {"next_batch_s": 1})) for seq in seqs))
+
+
+def outcomes(client, batches, cuts=lambda _: Cuts(None)):
+    return [answer.outcome for answer in client.send_all(batches, cuts)]
+
+
+def test_several_go_in_one_request_and_each_has_its_answer():
+    told = {1: (422, {"detail": "no"}), 3: (429, {}, 7), 4: (403, {"detail": "not of this project"})}
+    server = Several(told)
+    with sender(server) as client:
+        answers = client.send_all([events(seq) for seq in range(6)], lambda _: Cuts(None))
+    assert server.asked == [[0, 1, 2, 3, 4, 5]]
+    assert [a.outcome for a in answers] == ["stored", "refused", "stored", "later", "barred", "stored"]
+    assert [a.pause_s for a in answers[:4]] == [1.0, None, 1.0, 7.0]
+    assert answers[1].warning.endswith("refused records: 422 no")
+
+
+def test_what_can_be_mended_goes_alone():
+    batch = attempts(1, rows=64, loss=range(64))
+    server = Several({0: (426, {}), 1: (413, {})})
+    with sender(server) as client:
+        assert outcomes(client, [events(0), batch, events(2)], lambda _: cuts()) == ["stored"] * 3
+    assert server.asked == [[0, 1, 2], [0], [1]]
+
+
+def test_too_many_for_one_request_go_in_several():
+    batches = [attempts(seq, loss=[seq, math.pi]) for seq in range(8)]
+    server = Several(most_bytes=350)
+    with sender(server) as client:
+        assert outcomes(client, batches) == ["stored"] * 8
+        assert sorted(seq for seqs in server.asked for seq in seqs) == list(range(8))
+        assert 1 < max(map(len, server.asked)) < 8
+
+
+@pytest.mark.parametrize("gate", [Gate(), Gate(refusal=404), Gate(refusal=422)])
+def test_an_older_server_gets_one_after_the_other_and_is_not_asked_again(gate):
+    with sender(gate) as client:
+        assert outcomes(client, [events(0), events(1)]) == ["stored"] * 2
+        assert outcomes(client, [events(2), events(3)]) == ["stored"] * 2
+    assert [batch.seq for batch in gate.stored] == [0, 1, 2, 3]
+    assert len(gate.sizes) == 5
+
+
+def test_an_answer_that_says_nothing_of_each_is_none():
+    with sender(lambda request: httpx.Response(200, json={"next_batch_s": 1})) as client:
+        assert outcomes(client, [events(0), events(1)]) == ["stored"] * 2
+        assert client._takes_several is False
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(503, "later"), (401, "barred"), (404, "barred")])
+def test_what_is_answered_to_the_request_is_the_first_batchs(status, outcome):
+    with sender(lambda request: httpx.Response(status, json={})) as client:
+        assert outcomes(client, [events(0), events(1)]) == [outcome]
+
+
+def test_one_that_was_cut_before_goes_in_the_same_parts(tmp_path):
+    whole, gate = attempts(7, rows=64, loss=range(64)), Gate(most_bytes=300)
+    with sender(gate) as client:
+        client.send(whole, cuts(tmp_path))
+    assert len(gate.stored) > 1
+    server = Several()
+    with sender(server) as client:
+        assert outcomes(client, [events(0), whole], lambda _: Cuts(tmp_path)) == ["stored"] * 2
+    assert server.asked == [[0], *([batch.seq] for batch in gate.stored)]

@@ -6,15 +6,19 @@ import httpx
 import pytest
 
 from ampwatch import records
+from ampwatch.sender import TOGETHER
 from ampwatch.transport import Transport
 
-from .spooled import PRODUCER, attempts, events
+from .spooled import PRODUCER, answered, attempts, events, posted
 
 SERVER = "http://127.0.0.1:8642"
 
 
 class Server:
-    """A server in memory that gives its answers in turn, the last one for good; an exception is raised."""
+    """A server in memory, of before there were several batches in a request.
+
+    It gives its answers in turn, the last one for good; an exception is raised.
+    """
 
     def __init__(self, *answers):
         self.answers = list(answers) or [stored()]
@@ -22,6 +26,8 @@ class Server:
         self.asked = threading.Semaphore(0)
 
     def __call__(self, request):
+        if request.headers["Content-Type"] == TOGETHER:
+            return httpx.Response(415, json={"detail": "got Content-Type"})
         self.requests.append(request)
         self.asked.release()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -252,6 +258,8 @@ class Store:
         self.has, self.loses, self.left = [], loses, left
 
     def __call__(self, request):
+        if request.headers["Content-Type"] == TOGETHER:
+            return httpx.Response(415, json={"detail": "got Content-Type"})
         seq = records.from_bytes(gzip.decompress(request.content)).seq
         if seq == self.loses:
             self.has, self.loses = list(self.left), -1
@@ -268,7 +276,7 @@ def test_what_a_server_that_was_put_back_has_lost_is_sent_again(queue_bytes, cap
         client.submit(batch)
     assert client.close(5)
     assert set(server.has) == set(range(6))
-    assert (server.has[:3], asked[-1], client.answered_seq) == ([0, 1, 4], True, 5)
+    assert (server.has[:3], True in asked, client.answered_seq) == ([0, 1, 4], True, 5)
     (told,) = caplog.messages
     assert "has lost records that it had acknowledged" in told
 
@@ -320,3 +328,62 @@ def test_an_environment_that_lets_no_client_be_made_gives_one_warning(monkeypatc
     assert not client.close(1)
     (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert told.startswith("ampwatch: transport.open failed")
+
+
+class Several:
+    """A server that takes several batches in one request; the first time a number comes, its answer may be another."""
+
+    def __init__(self, **told):
+        self.told, self.asked, self.open = told, [], threading.Event()
+
+    def __call__(self, request):
+        self.asked.append([batch.seq for batch in posted(request)])
+        self.open.wait(5)
+        return answered(request, *(self.told.pop(f"of_{s}", stored()) for s in self.asked[-1]))
+
+
+def test_what_waits_goes_in_one_request():
+    server = Several()
+    client = transport(server)
+    for seq in range(100):
+        client.submit(attempts(seq))
+    server.open.set()
+    assert client.close(5)
+    assert [seq for seqs in server.asked for seq in seqs] == list(range(100))
+    assert max(map(len, server.asked)) == 64
+    assert (len(server.asked) <= 4, client.delivered, client.answered_seq) == (True, 100, 99)
+
+
+def test_of_several_only_what_has_to_come_again_is_sent_again():
+    server, told = Several(of_2=(503, {}), of_3=(422, {"detail": "no"})), []
+    client = transport(server, refused=lambda batch, answer: told.append((batch.seq, answer.status)))
+    client.submit(attempts(0))
+    for seq in range(1, 6):
+        client.submit(attempts(seq))
+    server.open.set()
+    assert client.close(5)
+    assert (server.asked[-1], told, client.delivered) == ([2], [(3, 422)], 5)
+    assert sum(seqs.count(2) for seqs in server.asked) == 2
+
+
+def test_what_has_to_come_again_is_not_answered_though_what_came_after_it_is():
+    server = Several(of_1=(503, {}, 3600))
+    client = transport(server, reread=lambda _again: [attempts(seq) for seq in range(4)])
+    client.catch_up(3)
+    server.open.set()
+    while client.delivered < 3:
+        time.sleep(0.01)
+    assert client.answered_seq == -1
+    assert client.close(5)
+    assert client.answered_seq == 3
+
+
+def test_what_did_not_fit_is_read_again_in_requests_of_several():
+    server, spooled = Several(), [attempts(seq) for seq in range(70)]
+    client = transport(server, reread=lambda _again: spooled, queue_bytes=0)
+    for batch in spooled:
+        client.submit(batch)
+    server.open.set()
+    assert client.close(5)
+    assert [seq for seqs in server.asked for seq in seqs] == list(range(70))
+    assert len(server.asked) <= 3

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -14,8 +15,11 @@ import zstandard
 from ampwatch import records
 from ampwatch.errors import InvalidBatch
 from ampwatch.records import Event
-from ampwatch_server.limits import TooLarge, decompress
+from ampwatch_server.agenda import New
+from ampwatch_server.inbox import Inbox
+from ampwatch_server.limits import TooLarge, check, decompress
 from ampwatch_server.serve import running
+from ampwatch_server.service import Service
 
 BODY = records.to_bytes(sent.attempts(0, 5))
 
@@ -149,6 +153,71 @@ def test_a_zstd_frame_may_not_ask_for_much_memory() -> None:
     frame = stream.compress(bytes(1000)) + stream.flush()
     with pytest.raises(InvalidBatch, match="it is not zstd"):
         decompress(frame, "zstd", 10_000)
+
+
+TOGETHER = "application/vnd.ampwatch.batches"
+
+
+def several(client: httpx.Client, *bodies: bytes) -> list[dict[str, Any]]:
+    """The answers to batches of one request."""
+    content = gzip.compress(msgspec.msgpack.encode(bodies))
+    return (
+        post(client, content, TOGETHER, **{"Content-Encoding": "gzip"}).raise_for_status().json()["answers"]
+    )
+
+
+def test_several_batches_of_one_request_are_answered_each_as_if_it_had_come_alone(
+    client: httpx.Client,
+) -> None:
+    whole = [records.to_bytes(sent.attempts(i, i + 1, i)) for i in range(2)]
+    other = records.to_bytes(sent.attempts(1, 9, 1))
+    newer = msgspec.msgpack.encode({"version": 2})
+    answers = several(client, whole[0], whole[1][:-3], other, whole[1], newer, whole[0])
+    assert [each["status"] for each in answers] == [200, 422, 200, 409, 426, 200]
+    about = {"producer": sent.P, "next_batch_s": 1.0}
+    assert [each["body"] for each in answers if each["status"] == 200] == [
+        about | {"seq": 0, "stored": True, "last_seq": -1},
+        about | {"seq": 1, "stored": True, "last_seq": 0},
+        about | {"seq": 0, "stored": False, "last_seq": 1},
+    ]
+    assert answers[4]["body"] == post(client, newer).json()
+    assert client.get("/v1/runs/r").json()["producers"][0]["last_seq"] == 1
+
+
+def test_several_batches_of_one_request_share_a_commit(service: Service) -> None:
+    commits: list[dict[str, list[New]]] = []
+    inbox = Inbox(service.database, service.settings, commits.append)
+    batches = [sent.attempts(i, i + 1, i) for i in range(20)]
+    futures = inbox.append_all([(batch, check(batch)) for batch in batches])
+    assert [future.result().last_seq for future in futures] == list(range(-1, 19))
+    service.database.write(lambda _: None)
+    assert [len(new["r"]) for new in commits] == [20]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93", BODY, msgspec.msgpack.encode([BODY.decode("latin-1")])])
+def test_a_body_that_is_no_array_of_batches_is_refused(client: httpx.Client, content: bytes) -> None:
+    assert problem(post(client, content, TOGETHER))[0] == 422
+
+
+def test_no_more_than_256_batches_of_one_request_are_read(client: httpx.Client) -> None:
+    assert len(several(client, *[BODY] * 256)) == 256
+    assert problem(post(client, msgspec.msgpack.encode([BODY] * 257), TOGETHER))[:2] == (422, "body")
+
+
+def test_each_of_several_batches_counts_for_how_often_a_token_may_come(tmp_path: Path, connect) -> None:
+    with running(database=str(tmp_path / "a.db"), token_per_s=0.3) as server, connect(server) as client:
+        answers = several(client, *(records.to_bytes(sent.attempts(i, i + 1, i)) for i in range(5)))
+    assert [each["status"] for each in answers] == [200, 200, 200, 429, 429]
+    assert [each.get("retry_after_s") for each in answers] == [None, None, None, 4, 4]
+
+
+def test_of_several_batches_only_those_of_its_project_may_a_token_send(client: httpx.Client, server) -> None:
+    sent.send(client, sent.attempts(0, 1, run="other"))
+    made = client.post("/v1/tokens", json={"name": "ci", "scopes": ["write"], "project": "vision"}).json()
+    batches = [sent.attempts(0, 1, producer=sent.Q), sent.attempts(1, 2, 1, run="other")]
+    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {made['token']}"}) as bound:
+        answers = several(bound, *map(records.to_bytes, batches))
+    assert [each["status"] for each in answers] == [200, 403]
 
 
 def nan_everywhere(kind: str) -> sent.Batch:

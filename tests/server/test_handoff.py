@@ -27,9 +27,8 @@ def resolve(futures: list[Future[int]]) -> None:
 def test_each_gets_its_own_result_or_error() -> None:
     futures: list[Future[int]] = [Future() for _ in range(4)]
 
-    async def wait() -> list[int | BaseException]:
-        handoff = Handoff()
-        waiting = asyncio.gather(*map(handoff.wait, futures), return_exceptions=True)
+    async def wait() -> list[int | Exception]:
+        waiting = asyncio.ensure_future(Handoff().wait(futures))
         await asyncio.sleep(0)
         threading.Thread(target=resolve, args=(futures,)).start()
         return await waiting
@@ -41,9 +40,9 @@ def test_each_gets_its_own_result_or_error() -> None:
 def test_who_leaves_disturbs_nobody() -> None:
     futures: list[Future[int]] = [Future(), Future()]
 
-    async def wait() -> int:
+    async def wait() -> list[int | Exception]:
         handoff = Handoff()
-        leaves, stays = (asyncio.ensure_future(handoff.wait(future)) for future in futures)
+        leaves, stays = (asyncio.ensure_future(handoff.wait([future])) for future in futures)
         await asyncio.sleep(0)
         leaves.cancel()
         for number, future in enumerate(futures):
@@ -52,4 +51,4 @@ def test_who_leaves_disturbs_nobody() -> None:
             await leaves
         return await stays
 
-    assert run(wait()) == 1
+    assert run(wait()) == [1]
