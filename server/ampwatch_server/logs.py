@@ -16,10 +16,10 @@ from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any, Final, Literal
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .headers import header
 from .problems import problem
 
 Form = Literal["text", "json"]
@@ -126,7 +126,7 @@ def log_unread(request_id: str) -> None:
 
 
 def _id_of(scope: Scope) -> str:
-    given = header(scope, b"x-request-id")
+    given = Headers(scope=scope).get("x-request-id")
     return given if given is not None and _GIVEN_ID.match(given) else new_id()
 
 

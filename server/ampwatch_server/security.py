@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .headers import header
 from .problems import problem
 from .settings import Settings
 
@@ -78,7 +78,8 @@ class Guard:
         return {**scope, "root_path": self._root, "path": path if inside else self._root + path}
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        host = header(scope, b"host") or ""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
         name = _name(host)
         if not (name in self._hosts or _is_address(name)):
             return (
@@ -86,7 +87,7 @@ class Guard:
                 f"this server does not answer to the host {name!r}; start it with --allowed-host {name}",
             )
         if scope["method"] not in _SAFE:
-            origin = header(scope, b"origin")
+            origin = headers.get("origin")
             if origin is not None and urlsplit(origin).netloc != host:
                 return 403, "a write from another origin is refused"
         return None

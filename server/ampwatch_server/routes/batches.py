@@ -18,7 +18,6 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.records import Batch
 from ampwatch_server import schemas
 from ampwatch_server.auth import Grant
-from ampwatch_server.headers import header
 from ampwatch_server.inbox import Stored
 from ampwatch_server.limits import ENCODINGS, Extent, TooLarge, decompress, read_batch
 from ampwatch_server.problems import Problem, answer_to
@@ -206,8 +205,8 @@ def _as_alone(told: dict[str, Any] | AmpwatchError) -> dict[str, Any]:
 
 
 def _media(request: Request) -> tuple[str, str]:
-    media = (header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
-    encoding = (header(request.scope, b"content-encoding") or "").strip().lower()
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = request.headers.get("content-encoding", "").strip().lower()
     if media not in TYPES:
         raise Problem(415, f"got Content-Type {media!r}, it must be one of {', '.join(sorted(TYPES))}")
     if encoding not in ENCODINGS:

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from ampwatch.records import RUN_ID
 from ampwatch_server import schemas
 from ampwatch_server.auth import COOKIE, Grant, Scope
-from ampwatch_server.headers import header
 from ampwatch_server.problems import MEDIA_TYPE, Problem
 from ampwatch_server.service import Service
 from ampwatch_server.store.processes import Source, not_found, require_run
@@ -52,7 +51,7 @@ def cookie_of(request: Request) -> str:
 
 def bearer(request: Request) -> str | None:
     """The token that a request carries."""
-    kind, _, value = (header(request.scope, b"authorization") or "").partition(" ")
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
     return value.strip() if kind.lower() == "bearer" else None
 
 
