@@ -71,11 +71,10 @@ class GradientList:
 
     def some(self) -> list[Tensor]:
         """The last of the parameters that had a gradient, which is nearest the loss, and after each `of` two others."""
-        if not self._parameters:
-            return []
-        *others, last = self._parameters
-        start = (self._turn - 1) * ROTATING
-        return [last, *(others[-1 - (start + i) % len(others)] for i in range(min(ROTATING, len(others))))]
+        its, start = self._parameters, (self._turn - 1) * ROTATING
+        others = len(its) - 1
+        places = [-2 - (start + i) % others for i in range(min(ROTATING, others))]
+        return [*its[-1:], *(its[place] for place in places)]
 
     def of(self, optimizer: Optimizer, *, may_be_float16: bool, torchs: Replicas | None = None) -> Gradients:
         """The gradients as they are now.
