@@ -39,6 +39,8 @@ GRADIENTS = {
     "complex": pair,
     "conj": lambda: pair().conj(),
     "neg": lambda: pair().conj().imag,
+    "contiguous neg": lambda: torch._neg_view(torch.arange(3.0)),
+    "one element neg": lambda: torch._neg_view(torch.ones(1)),
     "real part": lambda: pair().real,
     "collective under way": lambda: AsyncCollectiveTensor(torch.tensor([1.0, 2.0, 3.0])),
     "subclass": lambda: torch.ones(3).as_subclass(Wrapper),
