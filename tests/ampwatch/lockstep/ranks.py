@@ -8,21 +8,23 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from ..recorded import WORKING
 from . import twin
-from .twin import OURS, attempt, batches, bits, given, loss_of, outcome, small_model
+from .twin import OURS, attempt, batches, bits, found_inf, given, loss_of, outcome, small_model
 
 RANK = int(sys.argv[2])
 CPU = torch.device("cpu")
@@ -37,9 +39,18 @@ def train(scaler, model, forward, spoil):
         scaler.scale(loss_of(forward, batch)).backward()
         spoil(step, None)
         scaler.step(optimizer)
+        flags = found_inf(scaler, optimizer)
         scaler.update()
-        parts = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-        yield bits(parts), bits(scaler.state_dict())
+        parameters = list(model.parameters())
+        grads = [p.grad for p in parameters]
+        state = [value for kept in optimizer.state.values() for value in kept.values()]
+        yield flags, *(bits(list(map(part_of, each))) for each in (parameters, grads, state))
+        yield bits(scaler.state_dict())
+
+
+def part_of(value):
+    """Of a DTensor this rank's part."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def in_input(step, batch):
@@ -102,6 +113,29 @@ def fsdp1(make):
 def fsdp1_flat(make):
     model = FullyShardedDataParallel(small_model(), device_id=CPU)
     yield from train(make(model, sharded=True), model, model, in_input)
+
+
+@contextmanager
+def as_an_accelerator():
+    """What torch asks of an accelerator to offload from, and its CPU lacks: pinned memory, streams that are waited for."""
+    with (
+        mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor),
+        mock.patch.object(torch.cpu.Stream, "synchronize", create=True),
+    ):
+        yield
+
+
+def fsdp1_offloaded(make, *, use_orig_params):
+    """Shards of parameters and gradients stay on the CPU, in memory that is written over in each backward pass."""
+    with as_an_accelerator():
+        model = FullyShardedDataParallel(
+            small_model(),
+            device_id=CPU,
+            cpu_offload=CPUOffload(offload_params=True),
+            use_orig_params=use_orig_params,
+        )
+        scaler = make(model, sharded=True, growth_interval=2)
+        yield from train(scaler, model, model, in_gradient_of(model))
 
 
 def fsdp2(make):
@@ -203,6 +237,8 @@ LOOPS = {
     "ddp apart": ddp_apart,
     "fsdp1": fsdp1,
     "fsdp1 flat": fsdp1_flat,
+    "fsdp1, offloaded": lambda make: fsdp1_offloaded(make, use_orig_params=True),
+    "fsdp1 flat, offloaded": lambda make: fsdp1_offloaded(make, use_orig_params=False),
     "fsdp2": fsdp2,
     "fsdp2, tensor parallel": fsdp2_with_tensor_parallelism,
     "shard, replicate": lambda make: dtensors(make, Shard(0), Replicate()),
