@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -46,6 +46,10 @@ class Wanted:
     scale: float
     ids: Ids
     only: Ids | None
+
+    def of(self, some: slice) -> Wanted:
+        """The same of some of its tensors."""
+        return replace(self, ids=self.ids[some])
 
 
 @dataclass

@@ -21,21 +21,21 @@ class Backlog(Generic[Item]):
 
     def __init__(self, kind: str, most: int) -> None:
         self._kind, self._most = kind, most
-        self._items: deque[tuple[Item, int, int]] = deque()
+        self._items: deque[tuple[Item, int, int, int]] = deque()
         self._weight = 0
         self._lost = 0
         self._first_lost = self._last_lost = -1
 
-    def put(self, item: Item, attempt: int, weight: int = 1) -> None:
-        """Add an item of an attempt."""
-        self._items.append((item, attempt, weight))
+    def put(self, item: Item, attempt: int, weight: int = 1, *, records: int = 1) -> None:
+        """Add an item of an attempt, which is so many records."""
+        self._items.append((item, attempt, weight, records))
         self._weight += weight
         while self._weight > self._most and len(self._items) > 1:
-            _, lost, lost_weight = self._items.popleft()
+            _, lost, lost_weight, lost_records = self._items.popleft()
             self._weight -= lost_weight
             self._first_lost = lost if not self._lost else self._first_lost
             self._last_lost = lost
-            self._lost += 1
+            self._lost += lost_records
 
     def __len__(self) -> int:
         return len(self._items)
@@ -48,7 +48,7 @@ class Backlog(Generic[Item]):
         """
         items, taken = list[Item](), 0
         while self._items and (most is None or not items or taken + self._items[0][2] <= most):
-            item, _, weight = self._items.popleft()
+            item, _, weight, _ = self._items.popleft()
             items.append(item)
             taken += weight
         self._weight -= taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -12,16 +12,19 @@ from torch import Tensor
 
 from .flight import FlightRecorder
 from .guard import Report, guard
-from .harvest import TOGETHER, Harvester, Label, Rows, Seen
+from .harvest import TENSOR_BYTES, TOGETHER, Harvester, Label, Rows, Seen
 from .hooks import Observation
 from .outcome import Attempt
 from .registry import Registry, Sink
 from .ring import Memory, Ring
-from .stats.layout import SCALARS
+from .stats.layout import SCALARS, WIDTH
 
-AT_ONCE: Final = 4  # attempts whose statistics are sent at one update
+AT_ONCE: Final = 4  # attempts whose statistics are sent at one update, …
+PORTION: Final = TENSOR_BYTES // (
+    8 * WIDTH
+)  # … of so many tensors in one vector: what is made of it takes several times as much
 AHEAD: Final = 16 + TOGETHER  # attempts that the host is ahead of a GPU before more memory is made
-MOST_BYTES: Final = 8 << 20  # under way, beyond which no more of them are sent
+MOST_BYTES: Final = 4 << 20  # under way, beyond which no more of them are sent
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
 
 
@@ -95,17 +98,20 @@ class Dispatch:
         if not ring.send(sent, attempt):
             self._outrun("attempts", attempt.attempt)
         self.harvester.advance(together=min(TOGETHER, self._flight.depth // 4))
-        if self._send_wanted(device):
-            self.harvester.advance()
+        self._send_wanted(ring)
 
-    def _send_wanted(self, device: torch.device) -> bool:
+    def _send_wanted(self, ring: Ring[Label]) -> None:
         """More than one attempt's at a time, so that none is gone before its turn; few, so that no update is long."""
-        sent, ring = False, self._ring_on(device)
-        for wanted in self.harvester.wanted(AT_ONCE if ring.bytes_in_flight < MOST_BYTES else 0):
-            rows = self._flight.rows_of(wanted.attempt.attempt)
-            if rows is not None:
-                sent = ring.send(rows, Rows(wanted)) or sent
-        return sent
+        for _ in range(AT_ONCE):
+            wanted = self.harvester.next_wanted() if ring.bytes_in_flight < MOST_BYTES else None
+            if wanted is None:
+                return
+            stop = 0
+            for portion in _portions(self._flight.rows_of(wanted.attempt.attempt) or ()):
+                start, stop = stop, stop + len(portion)
+                if not ring.send([portion], Rows(wanted.of(slice(start, stop)))):
+                    self._outrun("tensors", wanted.attempt.attempt, len(portion))
+                self.harvester.advance()  # on the CPU it has arrived, and its memory is there for the next
 
     def seen(self, observations: Iterable[Observation], device: torch.device, attempt: int) -> None:
         """Send what observers have seen."""
@@ -120,9 +126,9 @@ class Dispatch:
         self.harvester.advance()  # it knows the step
         self._recorder.event(type, attempt=attempt, step=self.harvester.step, stream=self.stream, **data)
 
-    def _outrun(self, kind: str, attempt: int) -> None:
+    def _outrun(self, kind: str, attempt: int, count: int = 1) -> None:
         """The ring is full: say what was lost."""
-        where = {"first_attempt": attempt, "last_attempt": attempt, "count": 1}
+        where = {"first_attempt": attempt, "last_attempt": attempt, "count": count}
         self.event("dropped", kind=kind, **_OUTRUN, **where)
 
     def _ring_on(self, device: torch.device) -> Ring[Label]:
@@ -132,11 +138,16 @@ class Dispatch:
         return self._ring
 
 
+def _portions(rows: Iterable[Tensor]) -> Iterator[Tensor]:
+    return (portion for each in rows for portion in each.split(PORTION))
+
+
 def _sizes_ahead(sent: Sequence[Tensor], rows: Sequence[Tensor]) -> list[int]:
     """Of vectors that will be under way together: attempts, and statistics up to what may be."""
     whole = sum(map(Tensor.numel, rows))
     autopsies = min(2 * AT_ONCE, max(1, MOST_BYTES // max(1, 8 * whole)))
-    return [sum(map(Tensor.numel, sent))] * AHEAD + [whole] * autopsies
+    portions = [portion.numel() for portion in _portions(rows)]
+    return [sum(map(Tensor.numel, sent))] * AHEAD + portions * autopsies
 
 
 def _close(part: Closable) -> None:

@@ -215,10 +215,9 @@ class Harvester:
         dropped = [*without_tensors, *without_rows, *without_events]
         return Harvest(_attempt_table(rows), _tensor_table(tensors), events + dropped, is_last, has_more)
 
-    def wanted(self, most: int) -> Iterator[Wanted]:
-        """Up to so many of the statistics that are to be sent, as `Rows`; each is told once. Training thread only."""
-        for _ in range(min(most, len(self._wanted))):
-            yield self._wanted.popleft()
+    def next_wanted(self) -> Wanted | None:
+        """The next statistics that are to be sent, as `Rows`; each is told once. Training thread only."""
+        return self._wanted.popleft() if self._wanted else None
 
     def _drain(self) -> None:
         deadline = time.monotonic() + self._drain_s
@@ -337,7 +336,7 @@ class Harvester:
         statistics = numbers.reshape(-1, WIDTH)[chosen].copy()
         attempt = wanted.attempt
         rows = _TensorRows(attempt.attempt, attempt.stream, wanted.scale, wanted.ids[chosen], statistics)
-        self._tensors.put(rows, rows.attempt, statistics.nbytes)
+        self._tensors.put(rows, rows.attempt, statistics.nbytes, records=len(rows.ids))
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:
         self._taken += bool(set(attempt.stepped) - set(outcome.skipped))

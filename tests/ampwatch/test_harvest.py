@@ -78,7 +78,7 @@ def row(**statistics):
 
 def send_wanted(harvester, ring):
     """As a watch does after every attempt: the statistics that are asked for, here zeros. Answers whose they are."""
-    wanted = list(harvester.wanted(100))
+    wanted = list(iter(harvester.next_wanted, None))
     for each in wanted:
         ring.send(Rows(each), [0.0] * WIDTH * len(each.ids))
     return [each.attempt.attempt for each in wanted]
@@ -309,4 +309,4 @@ def test_what_nobody_takes_is_forgotten(ring):
     for number in range(MOST_WANTED + 8):
         ring.send(attempt(number, tensors=(3,)), numbers(row()))
         harvester.advance()
-    assert next(harvester.wanted(1)).attempt.attempt == 8
+    assert harvester.next_wanted().attempt.attempt == 8
