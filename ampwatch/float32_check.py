@@ -39,6 +39,8 @@ _NAMES: Final = ("output_n_nan", "output_numel", "float32_max_abs", "input_max_a
 class Float32Check(Observer):
     """Computes one module once more in float32, without gradients; event `float32_check`. Nothing synchronises."""
 
+    event = "float32_check"
+
     def __init__(self, model: nn.Module, module: str) -> None:
         super().__init__()
         self._name = module

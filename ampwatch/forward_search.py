@@ -75,6 +75,8 @@ class ForwardSearch(Observer):
     same calls, as micro-batches are, share one record. One thread is followed. Nothing synchronises.
     """
 
+    event = "forward_search"
+
     _parameters_finite: Tensor  # at the first call
 
     def __init__(self, model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -169,6 +169,9 @@ class Handle(Protocol):
 class Observer(ABC):
     """Something that looks by hooks, from `arm` to `disarm`; what it has seen is kept until it is armed again."""
 
+    event: ClassVar[str]
+    """Type of the event that comes of it."""
+
     def __init__(self) -> None:
         self._handles: list[Handle] = []
 
@@ -185,6 +188,11 @@ class Observer(ABC):
             handle.remove()
         self._handles.clear()
 
+    @property
+    def hooks(self) -> int:
+        """How many hooks `arm` has put on; 0 after `disarm`."""
+        return len(self._handles)
+
     @abstractmethod
     def collect(self) -> Observation | None:
         """What was seen since `arm`, None if nothing was. No synchronisation."""
@@ -194,6 +202,34 @@ class Observer(ABC):
 
     @abstractmethod
     def _attach(self) -> Iterator[Handle]: ...
+
+
+class Announcements:
+    """Which hooks were put on and taken off, until it is told; event `observers`.
+
+    Arguments:
+        event: records an event that only the host knows of.
+    """
+
+    def __init__(self, event: Callable[..., object]) -> None:
+        self._event = event
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, observers: Sequence[str], hooks: int, why: str) -> None:
+        """Hooks were put on or taken off.
+
+        Arguments:
+            observers: what they are for.
+            hooks: how many of them are on now.
+            why: as docs/format.md lists.
+        """
+        self._waiting.append({"observers": list(observers), "hooks": hooks, "why": why})
+
+    def tell(self) -> None:
+        """Record what was added since."""
+        waiting, self._waiting = self._waiting, []
+        for data in waiting:
+            self._event("observers", **data)
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -107,6 +107,8 @@ class OriginProbe(_FirstAccumulations):
     Each parameter costs one statistics pass.
     """
 
+    event = "origin"
+
     def collect(self) -> Observation | None:
         """What was seen so far, None if nothing was."""
         if not self._seen:
@@ -144,6 +146,8 @@ def _origin(row: Numbers) -> str:
 class BackwardOrder(_FirstAccumulations):
     """The order in which gradients are accumulated, layers nearest the loss first; event `backward_order`."""
 
+    event = "backward_order"
+
     def collect(self) -> Observation | None:
         """The order so far, None if no gradient was accumulated."""
         if not self._seen:
@@ -164,6 +168,8 @@ class LocalGradients(Observer):
     Arguments:
         params: parameters with the ids of their tensors; each costs one read of its gradient.
     """
+
+    event = "local_gradients"
 
     def __init__(self, params: Sequence[tuple[int, Tensor]]) -> None:
         super().__init__()
@@ -213,6 +219,8 @@ class AutocastProbe(Observer):
     Each leaf module is looked at once. The first that runs under autocast settles it: one that a model keeps in
     float32 does not speak for the others.
     """
+
+    event = "autocast"
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -267,6 +275,8 @@ class ReplicaProbe(Observer):
         model: whose first forward pass tells.
         index: the index of a parameter in the records.
     """
+
+    event = "replicas"
 
     def __init__(self, model: nn.Module, index: Callable[[Tensor], int]) -> None:
         super().__init__()

@@ -53,6 +53,8 @@ class OperationSearch(Observer):
     where that raises. One thread is followed. No synchronisation.
     """
 
+    event = "operations"
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model

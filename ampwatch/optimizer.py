@@ -27,6 +27,7 @@ from . import internals
 from .dispatch import Dispatch, close_with
 from .gradients import GradientList
 from .guard import guard
+from .hooks import Announcements
 from .inspection import Inspection
 from .losses import Losses, loss_in
 from .names import Name, names_of
@@ -181,8 +182,9 @@ class StepWatch:
         self._registry = registry_of(recorder)
         self._dispatch = Dispatch(recorder, self._registry, clock=clock, memory=memory)
         hooks = recorder.settings.observers
-        self._probes = Probes(model, self._registry.tensor, hooks=hooks)
-        self._tripwires = Tripwires(self, hooks=hooks)
+        self._announced = Announcements(self._dispatch.event)
+        self._probes = Probes(model, self._registry.tensor, self._announced, hooks=hooks)
+        self._tripwires = Tripwires(self, self._announced, hooks=hooks)
         self._inspection = Inspection(partial(self._dispatch.event, scaled=False), self._names_of_model)
         self._rounded = RoundedWeights(self._registry.tensor)
         self._gradients = GradientList(self._registry, self._names_of_model)
@@ -285,6 +287,7 @@ class StepWatch:
             self._inspection.gradients(index, optimizer, count, loss_has_graph=None)
 
     def _send(self, step: _Step, unscaled: Unscaled) -> None:
+        self._announced.tell()
         count = step_of(step.optimizer)
         attempt = self._attempt(step, unscaled, is_counted=count is not None)
         # Ahead of the attempt, so that its row already speaks of the origin of its gradients.
@@ -293,6 +296,7 @@ class StepWatch:
         harvester = self._dispatch.harvester
         seen = self._probes.follow(harvester.escalation, harvester.origins)
         self._dispatch.seen(seen, step.device, attempt.attempt)
+        self._announced.tell()
 
     def _numbers_of(self, step: _Step, count: Tensor | None) -> list[Tensor]:
         """In the order of `Attempt`, without the statistics: a scale of 1 that stays 1, and nothing skipped."""

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from . import identity, internals
 from .escalation import Escalation, Wanted
 from .float32_check import Float32Check
-from .hooks import Observation, Observer
+from .hooks import Announcements, Observation, Observer
 from .names import weakly
 from .observers import (
     AutocastProbe,
@@ -41,11 +41,19 @@ class Probes:
     Arguments:
         model: whose forward pass and whose parameters are observed.
         index: the index of a parameter in the records; its second argument is the model that holds it, if it is that.
+        announced: told of hooks that are put on and taken off.
         hooks: whether to look by hooks; without them only the finite checks are made.
     """
 
-    def __init__(self, model: nn.Module | None, index: Callable[..., int], *, hooks: bool = True) -> None:
-        self._hooks = hooks
+    def __init__(
+        self,
+        model: nn.Module | None,
+        index: Callable[..., int],
+        announced: Announcements,
+        *,
+        hooks: bool = True,
+    ) -> None:
+        self._announced, self._hooks = announced, hooks
         self._model = weakly(model)
         self._index = index
         self._armed: list[Observer] = []  # until each has seen something
@@ -66,10 +74,11 @@ class Probes:
         self._attempts = 0
         self._forward_passes = 0
         if model is not None and hooks:
-            self._arm(AutocastProbe(model), ReplicaProbe(model, index))
-        if model is not None and hooks and self._has_order:
-            parameters = [(index(p, model), p) for p in model.parameters() if p.requires_grad]
-            self._arm(BackwardOrder(parameters), OriginProbe(parameters))
+            looks: list[Observer] = [AutocastProbe(model), ReplicaProbe(model, index)]
+            if self._has_order:
+                parameters = [(index(p, model), p) for p in model.parameters() if p.requires_grad]
+                looks += [BackwardOrder(parameters), OriginProbe(parameters)]
+            self._arm(*looks, why="first_pass")
         if self._finite is not None:
             self._finite.arm()  # now, as what is not finite before any training is no fault
 
@@ -91,8 +100,12 @@ class Probes:
 
     def collect(self, stream: int = -1) -> list[Observation]:
         """At the end of an attempt of a stream: what has been seen; the observers that saw it are taken off."""
-        for observer in list(self._armed):
-            self._collect_from(observer)
+        armed = list(self._armed)
+        try:
+            for observer in armed:
+                self._collect_from(observer)
+        finally:
+            self._announce([each for each in armed if each not in self._armed], "done")
         if self._search is not None:
             self._search_ended(self._search, stream)
         if self._local is not None:
@@ -152,12 +165,13 @@ class Probes:
             self._look_locally(suspects, unscaled)
         model, suspect = self._model(), escalation.take_suspect()
         if suspect and model is not None:
-            self._arm(Float32Check(model, suspect))
+            self._arm(Float32Check(model, suspect), why="nan_at_first")
         wanted = escalation.take_search()
         if wanted is not None and model is not None and self._search is None and self._is_eager:
             self._search, self._searched = Search(model), wanted
             self._search_until = self._attempts + SEARCH_FOR
             self._search.arm()
+            self._announce(self._search.parts, "loss_not_finite")
 
     def _search_ended(self, search: Search, stream: int) -> None:
         """An attempt was searched. One of another stream tells nothing of the one whose loss is not finite."""
@@ -169,6 +183,7 @@ class Probes:
             search.restart()
             return
         search.disarm()
+        self._announce(search.parts, "done" if self._searched.attempts <= 0 else "given_up")
         self._search = None
 
     def _look_locally(self, suspects: Sequence[int], unscaled: Mapping[int, Sequence[Tensor]]) -> None:
@@ -179,6 +194,7 @@ class Probes:
             self._local = LocalGradients([each for each in numbered if each[0] in chosen])
             self._local_stream = self._stream
             self._local.arm()
+            self._announce([self._local], "overflow_of_ranks")
 
     def _local_ended(self, looked: LocalGradients, stream: int) -> None:
         """Other streams' passes may add to these gradients too; they are cleared before they count."""
@@ -186,6 +202,7 @@ class Probes:
             looked.restart()
             return
         looked.disarm()
+        self._announce([looked], "done")
         self._local = None
         self._keep(looked.collect())
 
@@ -196,18 +213,26 @@ class Probes:
         schedule = self._schedules.setdefault(index, Schedule())
         if not schedule.calls_after(clean=index in origins.clean, is_known=is_known):
             return
-        numbered = self._numbered(parameters)
+        numbered, looks = self._numbered(parameters), list[Observer]()
         if self._origin.get(index) not in self._armed:  # one that has seen nothing yet is waiting
             self._origin[index] = OriginProbe(numbered)
-            self._arm(self._origin[index])
+            looks.append(self._origin[index])
         if not self._has_order:
             self._has_order = True
-            self._arm(BackwardOrder(numbered))
+            looks.append(BackwardOrder(numbered))
+        self._arm(*looks, why="origin_due")
 
-    def _arm(self, *observers: Observer) -> None:
+    def _arm(self, *observers: Observer, why: str) -> None:
         for observer in observers:
             observer.arm()
             self._armed.append(observer)
+        self._announce(observers, why)
+
+    def _announce(self, observers: Sequence[Observer], why: str) -> None:
+        """Tell that these were put on or taken off."""
+        if observers:
+            hooks = sum(observer.hooks for observer in observers)
+            self._announced.add([observer.event for observer in observers], hooks, why)
 
     def _take(self) -> list[Observation]:
         seen, self._seen = self._seen, []

@@ -128,6 +128,7 @@ EVENT_TYPES: Final = frozenset(
         "weights",
         "sparse_overflow",
         "captured",
+        "observers",
         "check",
         "fault",
         "dropped",

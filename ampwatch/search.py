@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .forward_search import ForwardSearch
-from .hooks import Observation
+from .hooks import Observation, Observer
 from .operations import OperationSearch
 
 
@@ -17,6 +17,11 @@ class Search:
     def __init__(self, model: nn.Module) -> None:
         self._modules = ForwardSearch(model)
         self._operations = OperationSearch(model)
+
+    @property
+    def parts(self) -> tuple[Observer, ...]:
+        """The two."""
+        return self._modules, self._operations
 
     def arm(self) -> None:
         """Put the hooks on."""

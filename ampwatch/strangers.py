@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import internals
-from .hooks import Hook, backward_pass, is_plain, local
+from .hooks import Announcements, Hook, backward_pass, is_plain, local
 from .stats.reference import statistics
 from .steps import listen, listen_no_more
 
@@ -66,10 +66,14 @@ class _Suspect:
 
 
 class Strangers:
-    """Tells a watcher of such steps. Host only: it never touches a device."""
+    """Tells a watcher of such steps. Host only: it never touches a device.
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = weakref.ref(watcher)
+    Arguments:
+        announced: told of hooks on a suspect's parameters.
+    """
+
+    def __init__(self, watcher: Watcher, announced: Announcements) -> None:
+        self._watcher, self._announced = weakref.ref(watcher), announced
         self._suspects: weakref.WeakKeyDictionary[Optimizer, _Suspect] = weakref.WeakKeyDictionary()
         self._cleared: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._pass = -1  # the newest backward pass through a scaled loss
@@ -106,7 +110,7 @@ class Strangers:
             return
         suspect = self._suspects.get(optimizer)
         if watcher.is_ours(optimizer):
-            self._suspects.pop(optimizer, None)
+            self._let_go(optimizer)
         elif suspect is None:
             self._suspect(watcher, optimizer)
         elif suspect.is_scaled:
@@ -118,7 +122,7 @@ class Strangers:
             if seen and self._knows_all and not internals.in_scaler_step():
                 watcher.stepped_unscaled(optimizer, list(_looks(optimizer, seen)))
             if suspect.looks >= CLEARED_AFTER:
-                del self._suspects[optimizer]
+                self._let_go(optimizer)
                 self._cleared.add(optimizer)
 
     def begun(self) -> None:
@@ -143,9 +147,15 @@ class Strangers:
             return
         suspect = self._suspects[optimizer] = _Suspect()
         hook = Hook("scaler.strange_gradient", partial(_accumulated, weakref.ref(self), weakref.ref(suspect)))
-        for parameter in [trained[0], *islice((p for p in trained[1:] if p.dim() > 1), MATRICES)]:
+        looked_at = [trained[0], *islice((p for p in trained[1:] if p.dim() > 1), MATRICES)]
+        for parameter in looked_at:
             handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
             weakref.finalize(suspect, handle.remove)  # when it is let go, or its optimizer is gone
+        self._announced.add(["strangers"], len(looked_at), "stepped_outside")
+
+    def _let_go(self, optimizer: Optimizer) -> None:
+        if self._suspects.pop(optimizer, None) is not None:
+            self._announced.add(["strangers"], 0, "done")
 
 
 def _looks(optimizer: Optimizer, seen: Mapping[int, Tensor]) -> Iterator[Look]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .hooks import Handle, Hook, after_forward, is_plain, local
+from .hooks import Announcements, Handle, Hook, after_forward, is_plain, local
 from .steps import listen, listen_no_more
 
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
@@ -34,11 +34,12 @@ class Tripwires:
     """Tells a watcher of steps and accumulations, by the index of the optimizer.
 
     Arguments:
+        announced: told of hooks that were put on; they stay until this is closed.
         hooks: whether to put hooks on parameters and models; without them it tells of steps only.
     """
 
-    def __init__(self, watcher: Watcher, *, hooks: bool = True) -> None:
-        self._watcher, self._hooks = weakref.ref(watcher), hooks
+    def __init__(self, watcher: Watcher, announced: Announcements, *, hooks: bool = True) -> None:
+        self._watcher, self._announced, self._hooks = weakref.ref(watcher), announced, hooks
         self._handles: list[Handle] = []
         self._indices: dict[int, int] = {}  # by identity, by which torch keeps its own state of an optimizer
         self._stepping: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -77,11 +78,13 @@ class Tripwires:
             self._handles.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
             hook = Hook("scaler.accumulated", partial(_accumulated, self._watcher, index))
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            self._announced.add(["accumulations"], 2, "optimizer_met")
 
     def on_forward(self, model: nn.Module, see: Callable[..., None]) -> None:
         """Show this every forward pass of a model, as a forward hook."""
         if self._hooks:
             self._handles.append(after_forward(model, Hook("optimizer.forward", see)))
+            self._announced.add(["forward"], 1, "model_given")
 
     def close(self) -> None:
         """Take every hook off, and hear of no step."""

@@ -26,6 +26,7 @@ from .dispatch import Dispatch, close_with
 from .fused_step import FusedSteps
 from .gradients import GradientList, Gradients
 from .guard import guard
+from .hooks import Announcements
 from .inspection import Inspection
 from .internals import Factors, Replicas, Scaler, UnscaleGrads
 from .measures import Measures, OptimizerGradients
@@ -89,9 +90,10 @@ class Watch(Unwatched):
         self._harvester = self._dispatch.harvester
         self._protocol = Protocol()
         hooks = recorder.settings.observers
-        self._probes = Probes(model, self._registry.tensor, hooks=hooks)
-        self._tripwires = Tripwires(self, hooks=hooks)
-        self._strangers = Strangers(self)
+        self._announced = Announcements(self._dispatch.event)
+        self._probes = Probes(model, self._registry.tensor, self._announced, hooks=hooks)
+        self._tripwires = Tripwires(self, self._announced, hooks=hooks)
+        self._strangers = Strangers(self, self._announced)
         self._passes = ScaledPasses()
         self._unscaled_passes = UnscaledPasses()
         self._by_hand = ByHand()
@@ -404,6 +406,7 @@ class Watch(Unwatched):
             self._left = self._versions()
 
     def _send(self, scaler: Scaler, noted: _Update) -> None:
+        self._announced.tell()
         attempt = self._attempt(scaler, noted)
         after, tracker = internals.scale_of(scaler), internals.tracker_of(scaler)
         device = after.device
@@ -416,6 +419,7 @@ class Watch(Unwatched):
             self._by_hand.fell(fell)
         seen = self._probes.follow(self._harvester.escalation, self._harvester.origins)
         self._dispatch.seen(seen, device, attempt.attempt)
+        self._announced.tell()
 
     def _attempt(self, scaler: Scaler, noted: _Update) -> Attempt:
         number = self.recorder.next_attempt()

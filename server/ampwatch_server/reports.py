@@ -21,7 +21,18 @@ from .store.processes import begins_of
 from .store.series import Range
 
 _INTRODUCING: Final = frozenset(
-    {"tensors", "replicas", "origin", "heartbeat", "backward_order", "run", "scaler", "stream", "optimizers"}
+    {
+        "tensors",
+        "replicas",
+        "origin",
+        "observers",
+        "heartbeat",
+        "backward_order",
+        "run",
+        "scaler",
+        "stream",
+        "optimizers",
+    }
 )
 _EVENTS: Final = 200
 _ROWS: Final = 40

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.probes import SEARCH_FOR
 from ampwatch.records import is_missing
 
 from ..recorded import MemoryRecorder
@@ -176,6 +177,68 @@ def test_a_model_whose_parameters_get_their_shape_in_the_first_pass(recorder):
     (order,), (origin,) = recorder.data("backward_order"), recorder.data("origin")
     assert [names[tensor] for tensor in order["tensors"]] == ["1.weight", "1.bias", "0.weight", "0.bias"]
     assert sorted(map(int, origin["origins"])) == sorted(names)
+
+
+def announced(recorder):
+    """Each announcement: the first attempt it is true of, what for, whether hooks are on, and why.
+
+    Without those of later looks at the origin of gradients, which come while nothing is known of it.
+    """
+    found = [
+        (e.attempt, e.data["observers"], e.data["hooks"] > 0, e.data["why"])
+        for e in recorder.events("observers")
+    ]
+    return [each for each in found if each[1] != ["origin"]]
+
+
+FIRST = ["autocast", "replicas", "backward_order", "origin"]
+MET = (0, ["accumulations"], True, "optimizer_met")
+SEARCH = ["forward_search", "operations"]
+
+
+def test_hooks_are_announced_as_they_come_and_go(recorder):
+    model = overflowing()
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    for _ in range(4):
+        scaler.scale(half(model, torch.ones(2, 4))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert announced(recorder) == [
+        (0, FIRST, True, "first_pass"),
+        MET,
+        (1, FIRST, False, "done"),
+        (2, SEARCH, True, "loss_not_finite"),
+        (3, SEARCH, False, "done"),
+    ]
+    (first, *_) = recorder.data("observers")
+    leaves = [module for module in model.modules() if not [*module.children()]]
+    assert first["hooks"] == 2 * len(leaves) + 2 * len([*model.parameters()])
+
+
+def test_a_search_that_is_given_up_says_so(recorder):
+    """The stream whose loss broke does not come again."""
+    model = nn.ModuleList([overflowing(), network(4, 4, 1)])
+    optimizers, scaler = [sgd(part) for part in model], make(recorder, model=model)
+    for i in (0, 0, *[1] * (SEARCH_FOR + 1)):
+        scaler.scale(half(model[i], torch.ones(2, 4))).backward()
+        scaler.step(optimizers[i])
+        scaler.update()
+    its = [each for each in announced(recorder) if each[1] == SEARCH]
+    assert its == [(2, SEARCH, True, "loss_not_finite"), (SEARCH_FOR + 3, SEARCH, False, "given_up")]
+
+
+def test_hooks_of_an_optimizer_without_a_scaler_are_announced(recorder):
+    model = network(4, 8, 1)
+    optimizer = ampwatch.watch_optimizer(sgd(model), model=model, recorder=recorder)
+    for _ in range(2):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    assert announced(recorder) == [
+        (0, FIRST, True, "first_pass"),
+        (0, ["forward"], True, "model_given"),
+        MET,
+        (1, FIRST, False, "done"),
+    ]
 
 
 def hooks_on(model):

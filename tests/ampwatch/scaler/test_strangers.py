@@ -6,6 +6,7 @@ import weakref
 import torch
 from torch.optim import SGD
 
+from ampwatch.hooks import Announcements
 from ampwatch.strangers import CLEARED_AFTER, MATRICES, Strangers
 
 
@@ -28,6 +29,10 @@ class Told:
         self.seen.append(len(seen))
 
 
+def announced(*, events=None):
+    return Announcements(lambda type, **data: (events if events is not None else []).append((type, data)))
+
+
 def step(strangers, weight, optimizer, *, scaled):
     loss = (weight * 2).sum()
     if scaled:
@@ -41,7 +46,7 @@ def step(strangers, weight, optimizer, *, scaled):
 def stepped(scaled, steps=6, **watcher):
     weight = torch.ones(3, requires_grad=True)
     told, optimizer = Told(**watcher), SGD([weight], 0.1)
-    strangers = Strangers(told)
+    strangers = Strangers(told, announced())
     strangers.scaled([])
     for i in range(steps):
         step(strangers, weight, optimizer, scaled=scaled(i))
@@ -63,7 +68,7 @@ def test_one_whose_losses_are_not_scaled_is_cleared():
 def test_a_few_of_its_gradients_are_handed_on_until_it_is_cleared():
     """The first and those of matrices, as the backward passes of other losses left them."""
     weights = [torch.ones(*shape, requires_grad=True) for shape in [(3,), (3,), *[(2, 2)] * 6]]
-    strangers, optimizer = Strangers(told := Told()), SGD(weights, 0.1)
+    strangers, optimizer = Strangers(told := Told(), announced()), SGD(weights, 0.1)
     strangers.scaled([])
     for _ in range(CLEARED_AFTER + 3):
         sum(w.sum() for w in weights).backward()
@@ -75,7 +80,7 @@ def test_a_few_of_its_gradients_are_handed_on_until_it_is_cleared():
 def test_one_that_is_ours_or_shares_a_parameter_is_never_looked_at():
     weight = torch.ones(3, requires_grad=True)
     optimizer = SGD([weight], 0.1)
-    strangers = Strangers(told := Told(ours=[optimizer]))
+    strangers = Strangers(told := Told(ours=[optimizer]), announced())
     for _ in range(4):
         step(strangers, weight, optimizer, scaled=True)
     told.ours, told.parameters = [], [weight]
@@ -88,7 +93,7 @@ def test_one_that_is_ours_or_shares_a_parameter_is_never_looked_at():
 def test_one_that_becomes_ours_is_let_go():
     weight = torch.ones(3, requires_grad=True)
     optimizer = SGD([weight], 0.1)
-    strangers = Strangers(told := Told())
+    strangers = Strangers(told := Told(), announced())
     for _ in range(2):
         step(strangers, weight, optimizer, scaled=True)
     told.ours = [optimizer]
@@ -99,7 +104,7 @@ def test_one_that_becomes_ours_is_let_go():
 
 
 def test_it_ends_with_close_and_keeps_nobody_alive():
-    strangers = Strangers(told := Told())
+    strangers = Strangers(told := Told(), announced())
     strangers.scaled([])
     gone = weakref.ref(told)
     del told
@@ -111,7 +116,7 @@ def test_it_ends_with_close_and_keeps_nobody_alive():
 
 
 def test_a_watch_may_end_while_an_optimizer_steps():
-    strangers = [Strangers(told) for told in [Told()]]
+    strangers = [Strangers(told, announced()) for told in [Told()]]
     strangers[0].scaled([])
     weight = torch.ones(3, requires_grad=True)
     optimizer = SGD([weight], 0.1)
@@ -124,10 +129,26 @@ def test_a_watch_may_end_while_an_optimizer_steps():
 def test_a_hook_goes_with_its_optimizer():
     gc.collect()  # scalers of other tests, to which this optimizer is a stranger too
     weight = torch.ones(3, requires_grad=True)
-    strangers = Strangers(told := Told())
+    strangers = Strangers(told := Told(), announced())
     optimizer = SGD([weight], 0.1)
     step(strangers, weight, optimizer, scaled=True)
     assert (told.steps, len(weight._post_accumulate_grad_hooks)) == (0, 1)
     del optimizer
     gc.collect()
     assert (strangers.suspects, len(weight._post_accumulate_grad_hooks)) == (0, 0)
+
+
+def test_hooks_on_a_suspect_are_announced_as_they_come_and_go():
+    events, weight = [], torch.ones(3, requires_grad=True)
+    optimizer, announcements = SGD([weight], 0.1), announced(events=events)
+    strangers = Strangers(told := Told(), announcements)
+    strangers.scaled([])
+    for _ in range(CLEARED_AFTER + 1):
+        step(strangers, weight, optimizer, scaled=False)
+        announcements.tell()
+    strangers.close()
+    assert told.steps == 0
+    assert events == [
+        ("observers", {"observers": ["strangers"], "hooks": 1, "why": "stepped_outside"}),
+        ("observers", {"observers": ["strangers"], "hooks": 0, "why": "done"}),
+    ]
