@@ -19,10 +19,8 @@ from .registry import Registry, Sink
 from .ring import Memory, Ring
 from .stats.layout import SCALARS, WIDTH
 
-AT_ONCE: Final = 4  # attempts whose statistics are sent at one update, …
-PORTION: Final = TENSOR_BYTES // (
-    8 * WIDTH
-)  # … of so many tensors in one vector: what is made of it takes several times as much
+AT_ONCE: Final = 4  # attempts whose statistics are sent at one update …
+PORTION: Final = TENSOR_BYTES // (8 * WIDTH)  # … in vectors of so many tensors
 AHEAD: Final = 16 + TOGETHER  # attempts that the host is ahead of a GPU before more memory is made
 MOST_BYTES: Final = 4 << 20  # under way, beyond which no more of them are sent
 _OUTRUN: Final = {"first_seq": -1, "last_seq": -1, "reason": "the device did not keep pace"}
@@ -139,7 +137,7 @@ class Dispatch:
 
 
 def _portions(rows: Iterable[Tensor]) -> Iterator[Tensor]:
-    return (portion for each in rows for portion in each.split(PORTION))
+    return (portion for each in rows for portion in torch.split(each, PORTION))
 
 
 def _sizes_ahead(sent: Sequence[Tensor], rows: Sequence[Tensor]) -> list[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 ATTEMPTS: Final = 64
 DEVICE_BYTES: Final = 8 << 20  # of a device's memory, and …
 TENSOR_BYTES: Final = 20 << 10  # … for each tensor
-HOST_BYTES: Final = 16 << 20  # where that memory is the host's
+HOST_BYTES: Final = 12 << 20  # where that memory is the host's
 
 
 class FlightRecorder:

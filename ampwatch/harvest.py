@@ -41,12 +41,13 @@ from .outcome import (
 )
 from .records import ATTEMPT_COLUMNS, LOGGED_PREFIX, MISSING, Event, Table
 from .stats.layout import SCALARS, WIDTH
+from .stats.pages import empty
 from .worker import Harvest
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 MOST_TENSOR_BYTES: Final = 8 << 20
-TENSOR_BYTES: Final = 1 << 20  # of one harvest: made columns of, they take several times as much
+TENSOR_BYTES: Final = 432 << 10  # of one harvest, which makes one batch; it lies there in several forms
 MOST_ROWS: Final = 1 << 13  # 2 KiB each
 MOST_EVENTS: Final = 1 << 13
 MOST_WANTED: Final = 512  # of the last 64 attempts; what was asked of those before is gone from the device
@@ -332,10 +333,12 @@ class Harvester:
             yield change, {"scale": outcome.scale, "scale_after": outcome.scale_after}
 
     def _keep_tensors(self, wanted: Wanted, numbers: Numbers) -> None:
-        chosen = slice(None) if wanted.only is None else np.isin(wanted.ids, wanted.only)
-        statistics = numbers.reshape(-1, WIDTH)[chosen].copy()
-        attempt = wanted.attempt
-        rows = _TensorRows(attempt.attempt, attempt.stream, wanted.scale, wanted.ids[chosen], statistics)
+        of_all = np.ones(len(wanted.ids), np.bool_)
+        chosen = of_all if wanted.only is None else np.isin(wanted.ids, wanted.only)
+        ids, attempt = wanted.ids[chosen], wanted.attempt
+        statistics = empty(len(ids) * WIDTH).reshape(-1, WIDTH)
+        np.compress(chosen, numbers.reshape(-1, WIDTH), axis=0, out=statistics)
+        rows = _TensorRows(attempt.attempt, attempt.stream, wanted.scale, ids, statistics)
         self._tensors.put(rows, rows.attempt, statistics.nbytes, records=len(rows.ids))
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:

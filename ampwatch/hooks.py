@@ -55,6 +55,8 @@ class Hook:
         True  # without it torch warns where a tensor that has hooks is saved or sent away
     )
 
+    __slots__ = ("_guard", "_see")  # there may be one on each of thousands of parameters
+
     def __init__(self, where: str, see: Callable[..., None]) -> None:
         self._see = see
         self._guard = guard(where)

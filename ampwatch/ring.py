@@ -178,8 +178,8 @@ def _host_memory(device: torch.device) -> Memory:
     def memory(size: int) -> tuple[Tensor, Numbers]:
         if device.type == "cuda":
             vector = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=True)
-        else:
-            vector = empty(size)
-        return vector, vector.numpy()
+            return vector, vector.numpy()
+        numbers = empty(size)
+        return torch.from_numpy(numbers), numbers
 
     return memory

@@ -161,7 +161,7 @@ def _unscale_(grads: Sequence[Tensor], factors: Factors | None) -> None:
 
 def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | None, code: int) -> Tensor:
     """In the order of the list: where torch's op refuses a gradient, it has unscaled those before it."""
-    rows = empty(len(grads) * WIDTH).view(-1, WIDTH)
+    rows = torch.from_numpy(empty(len(grads) * WIDTH)).view(-1, WIDTH)
     others = [i for i, mine in enumerate(ours) if not mine]
     rows[others] = reference.statistics_of([grads[i] for i in others])
     with touching(factors is not None):
@@ -177,7 +177,7 @@ def _by_both(grads: Sequence[Tensor], ours: Sequence[bool], factors: Factors | N
 
 
 def _by_library(grads: Dense, factors: Factors | None, code: int) -> Tensor:
-    rows = empty(len(grads) * WIDTH).view(-1, WIDTH)
+    rows = torch.from_numpy(empty(len(grads) * WIDTH)).view(-1, WIDTH)
     found_inf, inv_scale = (factor.data_ptr() for factor in factors) if factors else (None, None)
     done = functions().ampwatch_pass(
         len(grads), grads.addresses.ctypes.data, grads.numels.ctypes.data, grads.formats,

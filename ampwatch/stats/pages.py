@@ -10,16 +10,16 @@ from __future__ import annotations
 import mmap
 from typing import Final
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 PAGES_FROM: Final = 1 << 17  # bytes: what an allocator of C gives pages of their own at first
 
 
-def empty(size: int) -> Tensor:
-    """So many float64 of any value, (size,) on the CPU, whatever the default device is."""
+def empty(size: int) -> npt.NDArray[np.float64]:
+    """So many float64 of any value, (size,)."""
     length = 8 * size
     if length < PAGES_FROM or not hasattr(mmap, "MAP_PRIVATE"):
-        return torch.empty(size, dtype=torch.float64, device="cpu")
+        return np.empty(size)
     pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
-    return torch.frombuffer(pages, dtype=torch.float64)
+    return np.frombuffer(pages)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ampwatch.dispatch import PORTION
 from ampwatch.flight import DEVICE_BYTES, HOST_BYTES, TENSOR_BYTES, FlightRecorder, depth_for
 from ampwatch.stats.layout import WIDTH
 
@@ -66,3 +67,19 @@ def test_what_is_recorded_is_what_was_at_the_attempt():
     recorder = train(180, broken={150})
     attempts, counts = recorder.tensors("attempt"), recorder.tensors("n_inf")
     assert {attempt for attempt, n in zip(attempts, counts, strict=True) if n} == {150}
+
+
+def test_the_statistics_of_many_tensors_travel_in_portions_and_arrive_whole():
+    recorder = MemoryRecorder()
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2 * PORTION + 5)]
+    scaler, optimizer = watched(recorder), torch.optim.SGD(parameters, lr=0.1)
+    scaler.scale(torch.ones(()))
+    for i, parameter in enumerate(parameters):
+        parameter.grad = torch.full((1,), float(i))
+    scaler.step(optimizer)
+    scaler.update()
+    portions = [recorder.sources[0].harvest(final=True) for _ in range(3)]
+    assert [len(portion.tensors["tensor"]) for portion in portions] == [PORTION, PORTION, 5]
+    assert [portion.has_more for portion in portions] == [True, True, False]
+    largest = [value for portion in portions for value in portion.tensors["max_abs"].tolist()]
+    assert largest == [float(i) for i in range(len(parameters))]

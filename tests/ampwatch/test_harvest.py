@@ -256,10 +256,10 @@ def test_statistics_come_where_they_are_wanted_and_each_once(harvester, ring):
 
 
 def test_many_statistics_come_in_portions_and_the_last_says_that_it_is(harvester, ring):
-    known = attempt(7, tensors=range(700))
-    for number in range(5):  # of 400 KiB each
-        wanted = Wanted(known, float(number), np.arange(700), None)
-        ring.send(Rows(wanted), np.zeros(700 * WIDTH))
+    known = attempt(7, tensors=range(300))
+    for number in range(5):  # of 173 KiB each
+        wanted = Wanted(known, float(number), np.arange(300), None)
+        ring.send(Rows(wanted), np.zeros(300 * WIDTH))
     harvester.close()
     portions = [harvester.harvest(final=True) for _ in range(3)]
     scales = [sorted(set(portion.tensors["scale"].tolist())) for portion in portions]
