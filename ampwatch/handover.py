@@ -26,7 +26,7 @@ import msgspec
 from . import answers, spool
 from .answers import Answer
 from .cuts import Cuts
-from .errors import AmpwatchError, InvalidBatch, RunNotFound, SettingsError
+from .errors import AmpwatchError, InvalidBatch, SettingsError
 from .records import Batch
 from .sender import Sender
 from .spool import Tail
@@ -93,8 +93,7 @@ class Handover:
     ) -> None:
         if why := answers.why_not(server):
             raise SettingsError(why)
-        if not spool.run_directories(directory):
-            raise RunNotFound(f"{directory}: no run has been recorded there")
+        spool.run_directories(directory)  # RunNotFound where nothing was recorded
         self._directory, self._server, self._token = directory, server.rstrip("/"), token
         self._patience_s, self._http, self._clock = patience_s, http, clock
         self._path = _state_path(state_dir or _state_dir(), directory, self._server)

@@ -91,7 +91,7 @@ def read(directory: str | Path) -> Iterator[Batch]:
     """
     root = Path(directory)
     if not (found := _producers(root)):
-        raise RunNotFound(f"{directory}: no run has been recorded there")
+        raise nothing_recorded(root)
     tail = Tail(root)
     for producer in found:
         yield from tail.read_producer(producer)
@@ -184,9 +184,26 @@ def run_directories(directory: str | Path) -> dict[str, Path]:
     root = Path(directory).absolute()
     found = _producers(root)
     if not found:
-        raise RunNotFound(f"{directory}: no run has been recorded there")
+        raise nothing_recorded(Path(directory))
     oldest_first = sorted(found, key=lambda producer: producer.stat().st_mtime)
     return {path.parent.name: path if path == root else path.parent for path in oldest_first}
+
+
+def nothing_recorded(directory: Path) -> RunNotFound:
+    """The error that says why nothing can be read in a folder, and where runs would be."""
+    if not directory.exists():
+        return RunNotFound(
+            f"{directory}: there is no such file or folder; a training job records in ampwatch_runs where it was "
+            "started, or in its AMPWATCH_DIR"
+        )
+    below = sorted(
+        {path.parents[2].name for path in directory.glob("*/*/*/*.awb") if _SEGMENT.match(path.name)}
+    )
+    if below:
+        return RunNotFound(
+            f"{directory}: runs were recorded in the folders below it; name one: {', '.join(below[:8])}"
+        )
+    return RunNotFound(f"{directory}: no run has been recorded there")
 
 
 def _producers(directory: Path) -> dict[Path, dict[Kind, list[Path]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,7 @@ def backup(
     settings = _settings(database, directory)
     from ampwatch_server.backup import backup as copy
 
-    with typer.progressbar(length=1000, label=f"{file}") as bar:
+    with typer.progressbar(length=1000, label=f"{file}", file=sys.stderr) as bar:
         copy(settings.url, file, lambda done, total: bar.update(1000 * done // max(1, total) - bar.pos))
     typer.echo(f"ampwatch: {_shown(settings)} is copied to {file}", err=True)
 

@@ -63,6 +63,7 @@ def serve(
         raise SettingsError(f"log: got {log!r}, it must be text or json")
     set_up("json" if log == "json" else "text")
     shown, keep = directory or recorded_here(), keep_of(tensors_days, attempts_days, max_gib)
+    destinations = None if alerts is None else read_alerts(alerts)
     if log == "text":  # in JSON it is a line of the log
         typer.echo(f"ampwatch: {told(keep)}", err=True)
     run_server(
@@ -73,7 +74,7 @@ def serve(
         ready=_teller(shown),
         allowed_hosts=allowed_host or (),
         root_path=root_path,
-        alerts=None if alerts is None else read_alerts(alerts),
+        alerts=destinations,
         keep=keep,
     )
 

@@ -61,7 +61,8 @@ def _send(handover: Handover) -> None:
 
 def _told(report: Report, server: str) -> str:
     """What became of it, a line each."""
-    lines = [f"{report.stored:,} batches are at {server}"]
+    is_news = report.stored or report.refused or report.unreadable
+    lines = [f"{report.stored:,} batches are at {server}" if is_news else f"nothing new: all is at {server}"]
     lines += [f"{count:,} refused: {why}" for why, count in report.refused.items()]
     lines += [f"{report.unreadable:,} cannot be read"] if report.unreadable else []
     lines += [f"deleted {name}" for name in report.deleted]

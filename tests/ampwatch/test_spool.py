@@ -120,12 +120,20 @@ def test_a_run_named_like_a_producer_is_still_a_run(tmp_path):
     assert spool.run_directories(tmp_path / OTHER) == {OTHER: tmp_path / OTHER}
 
 
-@pytest.mark.parametrize("path", ["", "nowhere"])
-def test_a_folder_without_runs_is_said_to_be_one(tmp_path, path):
-    with pytest.raises(RunNotFound, match="no run has been recorded there"):
-        list(spool.read(tmp_path / path))
-    with pytest.raises(RunNotFound):
-        spool.run_directories(tmp_path / path)
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "runs were recorded in the folders below it; name one: jobs$"),
+        ("empty", "no run has been recorded there$"),
+        ("nowhere", "there is no such file or folder; a training job records in ampwatch_runs"),
+    ],
+)
+def test_where_nothing_was_recorded_it_is_said_why(tmp_path, path, says):
+    writer(tmp_path / "jobs").write([events(0)])
+    (tmp_path / "empty").mkdir()
+    for read in (spool.run_directories, lambda directory: list(spool.read(directory))):
+        with pytest.raises(RunNotFound, match=says):
+            read(tmp_path / path)
 
 
 def test_a_tail_yields_each_batch_once_and_goes_on_from_its_cursor(tmp_path):

@@ -53,6 +53,11 @@ def test_a_copy_replaces_no_file(file: Path, tmp_path: Path) -> None:
         db("backup", tmp_path / "copy.db", "--database", file)
 
 
+def test_the_course_of_a_copy_is_not_its_output(file: Path, tmp_path: Path) -> None:
+    done = db("backup", tmp_path / "copy.db", "--database", file)
+    assert (done.stdout, "is copied to" in done.stderr) == ("", True)
+
+
 def test_without_pg_dump_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(AmpwatchError, match=r"pg_dump --format=custom --file=\S+ postgresql://u@h/d$"):
