@@ -45,12 +45,14 @@ def test_a_comparison_of_nothing_says_where_to_begin(page: Page, server: Running
     expect(page.get_by_role("alert")).to_contain_text("No run is chosen")
 
 
-def test_a_comparison_with_a_run_that_is_not_there_says_so(
+def test_a_comparison_with_a_run_that_is_not_there_names_it_and_goes_on_without(
     signed_in: BrowserContext, server: Running
 ) -> None:
     page = signed_in.new_page()  # unwatched: a browser notes the 404
-    page.goto(f"{server.url}/compare?runs=failing,gone")
-    expect(page.locator("#problem")).to_contain_text("Of failing, gone one is not on this server")
+    page.goto(f"{server.url}/compare?runs=failing,gone,healthy")
+    expect(page.locator("#problem")).to_contain_text("Not on this server: gone.")
+    page.get_by_role("link", name="Compare the others").click()
+    expect(page.get_by_role("heading", name="Compare 2 runs", exact=True)).to_be_visible()
     page.close()
 
 

@@ -1,6 +1,6 @@
 // Several runs beside each other: what they came to, their curves, in what they differ.
 
-import { get, ROOT } from "./api.js";
+import { get, ROOT, runPath } from "./api.js";
 import { download } from "./csv.js";
 import { byId, h, render, s } from "./dom.js";
 import { ago, count, dateTime, percent, plural, real, text } from "./format.js";
@@ -34,13 +34,26 @@ async function load() {
     byId("problem").replaceChildren();
     await show();
   } catch (problem) {
-    render(byId("problem"), problem.message, () => (problem.status === 404 ? unknown() : problemNotice(problem, load)));
+    const gone = problem.status === 404 ? await missing() : [];
+    render(byId("problem"), [problem.message, gone], () => (gone.length ? unknown(gone) : problemNotice(problem, load)));
   }
+}
+
+/** Those of the chosen runs that the server does not have. */
+async function missing() {
+  const asked = await Promise.allSettled(chosen().map((run) => get(runPath(run))));
+  return chosen().filter((_, i) => asked[i].reason?.status === 404);
 }
 
 const back = () => h("a", { class: "button", href: ROOT }, "All runs");
 
-const unknown = () => notice("A run is not here", `Of ${chosen().join(", ")} one is not on this server: it was deleted, or its name is another.`, back());
+function unknown(gone) {
+  const rest = chosen().filter((run) => !gone.includes(run));
+  const others = h("a", { class: "button", href: address({ runs: rest.join(",") }) }, "Compare the others");
+  const title = gone.length === 1 ? "A run is not here" : "Runs are not here";
+  const detail = `Not on this server: ${gone.join(", ")}. Deleted, or never sent, or the name is another.`;
+  return notice(title, detail, rest.length ? others : back());
+}
 
 function showEmpty() {
   render(byId("problem"), "none", () => notice("No run is chosen", "Tick two or more in the list of runs, then compare them.", back()));
