@@ -2,7 +2,7 @@
 
 A clean attempt at scale S says that its ceiling is S or more, and, where its float16-born gradients bound it, at most
 S × 65504 / max_abs. An overflow at S says that it is below S; with a loss that is not finite no scale would have
-helped, and the ceiling is 0. So a ceiling is known as an interval, and between its ends lies an estimate:
+helped, and the ceiling is below 0, where a scale may end. So a ceiling is known as an interval, and between its ends lies an estimate:
 
 * Activation gradients may overflow before those of parameters do. How much before, the run itself tells: by the median
   distance from the bound of the nearest clean attempt down to the scale of each overflow that was not far above it. The estimate of a clean
@@ -22,6 +22,8 @@ from .recorded import Attempts, Reals
 Case = Literal["worst", "likely", "best"]
 CASES: Final[tuple[Case, ...]] = ("worst", "likely", "best")
 _BELOW: Final = 1 - 2.0**-24
+_SMALLEST: Final = 2.0**-149  # scale in float32 that is not 0
+_NO_SCALE: Final = -1.0  # the ceiling of what overflows at a scale of 0, too
 
 
 class Ceilings(NamedTuple):
@@ -39,21 +41,21 @@ class Ceilings(NamedTuple):
 def ceilings(attempts: Attempts) -> Ceilings:
     """What the attempts tell of their ceilings. For any policy with the recorded scales each of the three gives what happened."""
     scale, clean = attempts.scale, ~attempts.overflow
-    hopeless = attempts.overflow & ~attempts.loss_finite
+    hopeless = attempts.overflow & (~attempts.loss_finite | (scale == 0))
     headroom = np.where(np.isnan(attempts.headroom_log2), np.inf, attempts.headroom_log2)
-    best = np.where(clean, scale * np.exp2(headroom), scale * _BELOW)
+    best = np.where(clean, np.maximum(scale, _SMALLEST) * np.exp2(headroom), scale * _BELOW)
     worst = np.where(clean, scale, 0.0)
     likely = np.where(clean, _of_clean(attempts, best), best)
     likely = np.minimum(likely, _of_neighbours(attempts, likely))
     for ends in (worst, likely, best):
-        ends[hopeless] = 0.0
+        ends[hopeless] = _NO_SCALE
     return Ceilings(worst, np.clip(likely, worst, best), best)
 
 
 def _of_clean(attempts: Attempts, best: Reals) -> Reals:
     """The estimate of clean attempts: their bound less the run's own gap; without a bound, the nearest overflow's scale."""
     scale = attempts.scale
-    overflows = np.flatnonzero(attempts.overflow & attempts.loss_finite)
+    overflows = np.flatnonzero(attempts.overflow & attempts.loss_finite & (scale > 0))
     bounded = np.flatnonzero(np.isfinite(best) & ~attempts.overflow)
     if not len(overflows):
         return best

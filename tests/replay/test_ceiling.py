@@ -24,10 +24,15 @@ def test_an_overflow_says_no_more_than_below():
     assert (found.worst[0], found.best[0]) == (0.0, 8.0 * (1 - 2.0**-24))
 
 
-@pytest.mark.parametrize("loss", [np.nan, np.inf])
-def test_no_scale_helps_a_loss_that_is_not_finite(loss):
-    found = ceilings(attempts(scale=[8.0, 8.0], found_inf=[1, 0], loss=[loss, 1.0]))
-    assert [found.worst[0], found.likely[0], found.best[0]] == [0.0, 0.0, 0.0]
+@pytest.mark.parametrize(("scale", "loss"), [(8.0, np.nan), (8.0, np.inf), (0.0, 1.0)])
+def test_no_scale_helps_a_loss_that_is_not_finite_nor_what_overflows_at_0(scale, loss):
+    found = ceilings(attempts(scale=[scale, 8.0], found_inf=[1, 0], loss=[loss, 1.0]))
+    assert (found.worst[0], found.likely[0], found.best[0]) == (-1.0, -1.0, -1.0)
+
+
+def test_a_step_taken_at_a_scale_of_0_bounds_nothing():
+    found = ceilings(attempts(scale=[0.0, 0.0], found_inf=[0, 1], loss=[1.0, 1.0]))
+    assert (found.worst[0], found.best[0]) == (0.0, np.inf)
 
 
 def test_a_loss_that_is_missing_is_not_one_that_broke():
@@ -64,3 +69,14 @@ def test_the_recorded_policy_does_again_what_it_did():
     for case in ceilings(recorded):
         again = simulate(Torch(growth_interval=20), case)
         assert (again.lost.tolist(), again.final) == (path.lost.tolist(), path.final)
+
+
+@pytest.mark.parametrize("loss", [1.0, np.nan])
+def test_the_recorded_policy_does_again_what_it_did_down_to_a_scale_of_0(loss):
+    """Torch's scale is 0 from the 166th skip in a row on: 2^-149 is the smallest float32."""
+    path = simulate(Torch(), np.full(200, -1.0))
+    lost, losses = np.ones(200), np.full(200, loss)
+    recorded = attempts(scale=path.scales(200), found_inf=lost, loss=losses)
+    assert (path.final, len(path.lost)) == (0.0, 200)
+    for case in ceilings(recorded):
+        assert simulate(Torch(), case).lost.tolist() == path.lost.tolist()
