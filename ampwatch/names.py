@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from .ephemerons import Ephemerons
 from .hooks import Hook, is_plain
 
 Part = TypeVar("Part")
@@ -43,7 +44,7 @@ class Models:
     def __init__(self, model: nn.Module | None) -> None:
         self.model = weakly(model)
         self._until_met = model
-        self._kept: weakref.WeakKeyDictionary[Optimizer, nn.Module] = weakref.WeakKeyDictionary()
+        self._kept = Ephemerons[Optimizer, nn.Module]()
         self._versions: list[int] = []  # of its first weights, as they were when it was last asked
         self._updates = 0
         self._waiting: dict[int, RemovableHandle] = {}  # gradients that the first update came before

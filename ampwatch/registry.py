@@ -6,7 +6,7 @@ Nothing here keeps an optimizer or a parameter alive, and an index is never give
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
+from .ephemerons import Ephemerons
 from .logbook import Logbook
 from .names import Name
 from .settings import Settings
@@ -84,7 +86,7 @@ class _Kept:
 
 
 class Registry:
-    """The indices that the scalers of one producer share.
+    """The indices that the scalers of one producer share. Whatever gets one is told from others by identity, as torch does.
 
     Arguments:
         event: records an event.
@@ -93,10 +95,10 @@ class Registry:
     def __init__(self, event: Callable[..., None]) -> None:
         self._event = event
         self._users: list[weakref.ref[object]] = []  # what has an index of a scaler
-        self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Entry] = weakref.WeakKeyDictionary()
+        self._optimizers: MutableMapping[Optimizer, _Entry] = WeakIdKeyDictionary()
         self._introduced = 0
         self._streams: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._tensors: weakref.WeakKeyDictionary[Owner, dict[int, _Kept]] = weakref.WeakKeyDictionary()
+        self._tensors = Ephemerons[Owner, dict[int, _Kept]]()
         self._next_tensor = 0
         self._storages: set[StorageWeakRef] = (
             set()
@@ -163,7 +165,9 @@ class Registry:
             index = self._next_tensor
             self._next_tensor += 1
         if owner is not None:
-            self._tensors.setdefault(owner, {})[key] = _Kept(index, parameter)
+            if owner not in self._tensors:
+                self._tensors[owner] = {}
+            self._tensors[owner][key] = _Kept(index, parameter)
         return index
 
     def introduce(
@@ -172,7 +176,7 @@ class Registry:
         """Indices of an optimizer's parameters; a `tensors` event for those not seen in it before."""
         entry = self._optimizers[optimizer]
         parameters = list(parameters)
-        known, needed = self._tensors.get(optimizer, {}), set(map(id, parameters))
+        known, needed = self._tensors.get(optimizer) or {}, set(map(id, parameters))
         if known.keys() != needed:
             # Others may have let go of parameters too; that is asked only where there are new ones.
             self._let_go([optimizer] if known.keys() > needed else list(self._tensors))
@@ -196,7 +200,7 @@ class Registry:
     def _let_go(self, owners: Iterable[Owner]) -> None:
         """Of what these do not hold any longer, as an embedding that was replaced by a larger one."""
         for owner in owners:
-            kept = self._tensors.get(owner, {})
+            kept = self._tensors.get(owner) or {}
             for key in kept.keys() - set(map(id, _parameters_of(owner))):
                 del kept[key]
 

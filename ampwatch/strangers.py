@@ -10,7 +10,7 @@ scaler steps it. A suspect of which neither is seen in a few steps is cleared, a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import internals
 from .hooks import Announcements, Hook, backward_pass, is_plain, local
@@ -74,8 +75,8 @@ class Strangers:
 
     def __init__(self, watcher: Watcher, announced: Announcements) -> None:
         self._watcher, self._announced = weakref.ref(watcher), announced
-        self._suspects: weakref.WeakKeyDictionary[Optimizer, _Suspect] = weakref.WeakKeyDictionary()
-        self._cleared: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._suspects: MutableMapping[Optimizer, _Suspect] = WeakIdKeyDictionary()
+        self._cleared: MutableMapping[Optimizer, None] = WeakIdKeyDictionary()
         self._pass = -1  # the newest backward pass through a scaled loss
         self._knows_all = True
 
@@ -123,7 +124,7 @@ class Strangers:
                 watcher.stepped_unscaled(optimizer, list(_looks(optimizer, seen)))
             if suspect.looks >= CLEARED_AFTER:
                 self._let_go(optimizer)
-                self._cleared.add(optimizer)
+                self._cleared[optimizer] = None
 
     def begun(self) -> None:
         """A backward pass comes through a scaled loss."""
@@ -143,7 +144,7 @@ class Strangers:
         if not trained:
             return
         if watcher.unscales(trained[0]):
-            self._cleared.add(optimizer)
+            self._cleared[optimizer] = None
             return
         suspect = self._suspects[optimizer] = _Suspect()
         hook = Hook("scaler.strange_gradient", partial(_accumulated, weakref.ref(self), weakref.ref(suspect)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .hooks import Announcements, Handle, Hook, after_forward, is_plain, local
 from .steps import listen, listen_no_more
@@ -42,7 +43,7 @@ class Tripwires:
         self._watcher, self._announced, self._hooks = weakref.ref(watcher), announced, hooks
         self._handles: list[Handle] = []
         self._indices: dict[int, int] = {}  # by identity, by which torch keeps its own state of an optimizer
-        self._stepping: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._stepping: MutableMapping[Optimizer, int] = WeakIdKeyDictionary()
         self._counted: set[int] = set()
 
     def knows(self, index: int) -> bool:

@@ -23,6 +23,7 @@ from . import coalescing, internals
 from .by_hand import ByHand
 from .checks import wants_closure
 from .dispatch import Dispatch, close_with
+from .ephemerons import Ephemerons
 from .fused_step import FusedSteps
 from .gradients import GradientList, Gradients
 from .guard import guard
@@ -100,7 +101,7 @@ class Watch(Unwatched):
         self._unscaled_steps = UnscaledSteps(self._protocol)
         self._inspection = Inspection(self._dispatch.event, self._names_of_model)
         self._names: dict[int, Name] | None = None
-        self._lists: weakref.WeakKeyDictionary[Optimizer, GradientList] = weakref.WeakKeyDictionary()
+        self._lists = Ephemerons[Optimizer, GradientList]()
         self._listed: weakref.WeakValueDictionary[int, GradientList] = weakref.WeakValueDictionary()
         self._dtypes: set[torch.dtype] = set()
         self._scaler = -1  # index, once there is one
@@ -355,7 +356,10 @@ class Watch(Unwatched):
         if self._passes.unscaled(index):
             self._tell(self._protocol.unscaled_backward(index))
         if optimizer not in self._lists:
-            self._lists[optimizer] = GradientList(self._registry, self._names_of_model)
+            names = partial(
+                _names_known_to, weakref.ref(self)
+            )  # it hangs on the optimizer, and keeps no watch alive
+            self._lists[optimizer] = GradientList(self._registry, names)
             self._listed[index] = self._lists[optimizer]
         gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused, torchs=torchs)
         if gradients.parameters:
@@ -500,3 +504,8 @@ class Watch(Unwatched):
     def _tell(self, faults: Iterable[CallFault]) -> None:
         for fault in faults:
             self._dispatch.event("call_fault", **asdict(fault))
+
+
+def _names_known_to(watch: weakref.ref[Watch]) -> dict[int, Name]:
+    alive = watch()
+    return {} if alive is None else alive._names_of_model()
