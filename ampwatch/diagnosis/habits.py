@@ -364,6 +364,7 @@ class Habits:
     def cut(self) -> None:
         """Attempts were lost here: no row of them goes over it."""
         self._end_runs()
+        self.still.run = 0
         self.norm.count = self.largest.count = 0
         self.norm.since = self.largest.since = None
         self.schedule.last = None
@@ -380,7 +381,8 @@ class Habits:
         return after
 
 
-_SEEN: Final = tuple(f.name for f in fields(Habits) if f.type == "Seen")
+# Kinds that no quiet attempt is of; a step at a learning rate of 0 may be quiet.
+_SEEN: Final = tuple(f.name for f in fields(Habits) if f.type == "Seen" and f.name != "still")
 
 
 def _is_quiet(rows: Rows) -> bool:

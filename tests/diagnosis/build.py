@@ -116,7 +116,13 @@ class Run:
         return Diagnosis.from_batches(self.batches())
 
     def findings(self) -> list[Finding]:
+        """What is found of the whole; the same as where it comes in parts and is asked for after each."""
         found = self.diagnosis().findings()
+        in_parts = Diagnosis()
+        for batch in self.batches(size=max(7, len(self.rows) // 8)):
+            in_parts.add(batch)
+            in_parts.findings()
+        assert list(map(repr, in_parts.findings())) == list(map(repr, found))
         for finding in found:
             finding.as_dict()  # raises where something in it is no builtin
         return found

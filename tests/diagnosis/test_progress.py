@@ -46,7 +46,7 @@ def test_the_largest_finite_scale_may_still_come_down():
 def at_rates(*rates: float, steps: int = 20, other: float | None = None) -> list[tuple[str, str, str]]:
     run = Run().clean(steps)
     for row in run.rows:
-        row["lr"] = rates[min(row["attempt"], len(rates) - 1)]
+        row["lr"], row["max_abs"] = rates[min(row["attempt"], len(rates) - 1)], 1.0
         if other is not None:
             row["optimizer.0.lr.1"] = other
     return run.kinds()
@@ -57,3 +57,4 @@ def test_steps_at_a_learning_rate_of_0_are_told():
     assert at_rates(0.0, other=0.0) == at_rates(0.0, other=MISSING) == [("no_updates", "warning", "open")]
     assert at_rates(0.0, steps=19) == at_rates(0.0, 0.1, steps=40) == at_rates(0.0, other=0.1) == []
     assert at_rates(*[0.0] * 30, 0.1, steps=40) == []
+    assert at_rates(0.1, 0.0, steps=300) == [("no_updates", "warning", "open")]  # of several readings
