@@ -27,8 +27,9 @@ class Losses:
         for loss in map(_unwrapped, losses):
             if loss.numel() and not loss.is_complex() and loss.layout is torch.strided:
                 value = _mean(loss, device)
-                # Not in place: what inference mode has made could not be added to outside of it.
-                self._sum = value if self._sum is None else self._sum + value
+                # Not in place: what inference mode has made could not be added to outside of it. And inside of
+                # functionalize() whatever is made is wrapped.
+                self._sum = _unwrapped(value if self._sum is None else self._sum + value)
                 self._count += 1
 
     @property

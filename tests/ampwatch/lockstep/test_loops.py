@@ -315,6 +315,7 @@ def test_steps_in_inference_mode(inside):
         lambda scale, x: torch.func.grad(lambda y: scale(y.square().sum()))(x),
         lambda scale, x: torch.func.vmap(torch.func.grad(lambda y: scale(y * y)))(x),
         lambda scale, x: torch.func.jvp(scale, (x,), (x,))[1],
+        lambda scale, x: torch.func.functionalize(scale)(x.sum()),
         lambda scale, x: scale(x.sum().to_sparse()),
     ],
 )

@@ -316,6 +316,16 @@ def test_a_gan_that_updates_for_each_has_two_updates_an_iteration(recorder):
     assert recorder.column("updates") == [-1, -1, 2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("losses", [(2.0,), (2.0, 4.0)])
+def test_the_losses_of_a_functionalized_function_are_read(recorder, losses):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+    torch.func.functionalize(lambda w: sum(scaler.scale((w * x).mean()) for x in losses))(model.w).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert recorder.column("loss") == [sum(losses) / len(losses)]
+
+
 def test_the_loss_of_a_mapped_function_is_its_mean(recorder):
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder)
