@@ -51,18 +51,20 @@ class Sample(NamedTuple):
 class _Part(NamedTuple):
     """Rows of one attempt, and the histograms that are fitted once somebody asks: those bins in which something is.
 
-    Counts take as few bytes as the largest of them needs.
+    Counts take as few bytes as the largest of them needs. Where the shape is known it stands in the rows.
     """
 
     rows: npt.NDArray[Any]
     bins: npt.NDArray[np.intp]
     counts: npt.NDArray[Any]  # (rows, bins)
+    has_shape: bool
 
     @classmethod
-    def of(cls, rows: npt.NDArray[Any], hist: npt.NDArray[np.int64]) -> _Part:
+    def of(cls, rows: npt.NDArray[Any], hist: npt.NDArray[np.int64], *, has_shape: bool) -> _Part:
         """Copies: an attempt that is kept would hold the table of a whole flush, all columns of it."""
         bins = np.flatnonzero(hist.any(axis=0))
-        return cls(rows.copy(), bins, hist[:, bins].astype(np.min_scalar_type(hist.max(initial=0))))
+        counts = hist[:, bins].astype(np.min_scalar_type(hist.max(initial=0)))
+        return cls(rows.copy(), bins, counts, has_shape)
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +75,8 @@ class _Part(NamedTuple):
         """The rows with what their histograms say of the lost."""
         hist = np.zeros((len(self.rows), HIST_BINS), dtype=np.int64)
         hist[:, self.bins] = self.counts
-        estimate = lost_share(hist, self.rows["n_zero"])
+        shape = self.rows["shape"] if self.has_shape else None
+        estimate = lost_share(hist, self.rows["n_zero"], shape)
         for name in ("lost", "norm_share", "shape"):
             self.rows[name] = getattr(estimate, name)
         return self.rows
@@ -98,7 +101,7 @@ class Samples:
         self._limit = 8 * NEWEST
 
     def add(self, table: Table) -> None:
-        """Take in a `tensors` table."""
+        """Take in a `tensors` table; with a column `shape` where its histograms were fitted before."""
         if (np.diff(table["attempt"]) < 0).any():  # as from the store, where each tensor's rows lie together
             order = np.argsort(table["attempt"], kind="stable")
             table = {name: column[order] for name, column in table.items()}
@@ -106,7 +109,7 @@ class Samples:
         self._tensors = max(self._tensors, int(reduced["tensor"].max(initial=-1)) + 1)
         self._attempts = max(self._attempts, int(attempts.max(initial=-1)) + 1)
         for start, stop in runs_of(attempts):
-            part = _Part.of(reduced[start:stop], hist[start:stop])
+            part = _Part.of(reduced[start:stop], hist[start:stop], has_shape="shape" in table)
             self._unfitted.setdefault(int(attempts[start]), []).append(part)
         if self._unfitted_bytes() > self._most_unfitted:
             self._thin()
@@ -186,7 +189,7 @@ def _kept(attempts: int, newest: int) -> float:
 
 def _reduce(table: Table) -> npt.NDArray[Any]:
     rows = np.zeros(len(table["attempt"]), dtype=SAMPLE)
-    for name in ("stream", "tensor", "scale", "numel", "n_zero"):
+    for name in ("stream", "tensor", "scale", "numel", "n_zero", "shape"):
         rows[name] = table.get(name, 0)
     rows["n_bad"] = np.asarray(table.get("n_inf", 0)) + np.asarray(table.get("n_nan", 0))
     rows["max_abs"] = table.get("max_abs", missing(len(rows)))

@@ -57,27 +57,43 @@ class Estimate(NamedTuple):
     shape: npt.NDArray[np.int64]
 
 
-def lost_share(hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> Estimate:
+def lost_share(hist: npt.ArrayLike, n_zero: npt.ArrayLike, shape: npt.NDArray[Any] | None = None) -> Estimate:
     """Estimate what underflow took from tensors whose gradients are float16-born.
 
     Arguments:
         hist: (…, 64) counts, as in `stats.layout`, of the *scaled* gradient.
         n_zero: (…) exact zeros.
+        shape: (…) `shape_of` these, where it is known: to find it is most of the work.
 
     Where fewer than 64 elements are not zero, no shape is fitted: the estimate is 0 and the bound says the rest.
     """
     counts, zeros = np.asarray(hist), np.asarray(n_zero, dtype=np.float64)
     flat, flat_zeros = counts.reshape(-1, HIST_BINS), zeros.reshape(-1)
-    lost, seen, shape = _lost(flat, flat_zeros)
+    shape = shape_of(flat, flat_zeros) if shape is None else shape.reshape(-1)
+    lost, seen = _lost(flat, flat_zeros, shape)
     norm = _norm_share(flat.astype(np.float64), lost, shape)
     parts = (lost, flat_zeros, _share(lost, seen), _share(flat_zeros, seen), norm, shape)
     return Estimate(*(cast("Reals", part.reshape(zeros.shape)) for part in parts))  # type: ignore[arg-type]
 
 
-def share_of(hist: npt.NDArray[Any], n_zero: Reals) -> Reals:
-    """`Estimate.share` alone, which costs half. Arguments: (n, 64) and (n,), as of `lost_share`."""
-    lost, seen, _ = _lost(hist, n_zero)
-    return _share(lost, seen)
+def shape_of(hist: npt.NDArray[Any], n_zero: Reals) -> npt.NDArray[np.int64]:
+    """`Estimate.shape` alone. Arguments: (n, 64) and (n,), as of `lost_share`."""
+    seen = hist.sum(axis=1).astype(np.float64)
+    shape = np.full(len(hist), -1, dtype=np.int64)
+    near = hist[:, FIRST_BIN : FIRST_BIN + NEAR_BINS].sum(axis=1)
+    fitted = np.flatnonzero((n_zero > 0) & (seen >= MIN_ELEMENTS) & (near >= NEAR_SHARE * seen))
+    fitted = fitted[
+        np.argsort(n_zero[fitted] / seen[fitted], kind="stable")
+    ]  # alike: few shapes and bins each
+    for start in range(0, len(fitted), _CHUNK):
+        rows = fitted[start : start + _CHUNK]
+        shape[rows] = _fit(hist[rows, FIRST_BIN:], seen[rows], n_zero[rows])
+    return shape
+
+
+def share_of(hist: npt.NDArray[Any], n_zero: Reals, shape: npt.NDArray[Any]) -> Reals:
+    """`Estimate.share` alone, which costs half. Arguments: (n, 64), (n,) and (n,), as of `lost_share`."""
+    return _share(*_lost(hist, n_zero, shape))
 
 
 def vanished(attempt: npt.ArrayLike, hist: npt.ArrayLike, n_zero: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -174,19 +190,10 @@ def _true_edges() -> Reals:
     return cast("Reals", np.log2(edges - 2.0**-25))
 
 
-def _lost(counts: npt.NDArray[Any], zeros: Reals) -> tuple[Reals, Reals, npt.NDArray[np.int64]]:
-    """Of each row the elements that were lost, those that are seen, and the shape that was fitted."""
+def _lost(counts: npt.NDArray[Any], zeros: Reals, shape: npt.NDArray[Any]) -> tuple[Reals, Reals]:
+    """Of each row the elements that were lost, and those that are seen."""
     seen = counts.sum(axis=1).astype(np.float64)
-    shape = np.full(len(counts), -1, dtype=np.int64)
-    near = counts[:, FIRST_BIN : FIRST_BIN + NEAR_BINS].sum(axis=1)
-    fitted = np.flatnonzero((zeros > 0) & (seen >= MIN_ELEMENTS) & (near >= NEAR_SHARE * seen))
-    fitted = fitted[
-        np.argsort(zeros[fitted] / seen[fitted], kind="stable")
-    ]  # alike: few shapes and bins each
-    for start in range(0, len(fitted), _CHUNK):
-        rows = fitted[start : start + _CHUNK]
-        shape[rows] = _fit(counts[rows, FIRST_BIN:], seen[rows], zeros[rows])
-    return np.where(shape >= 0, np.minimum(seen * _shapes().odds[shape], zeros), 0.0), seen, shape
+    return np.where(shape >= 0, np.minimum(seen * _shapes().odds[shape], zeros), 0.0), seen
 
 
 def _fit(visible: npt.NDArray[Any], seen: Reals, zeros: Reals) -> npt.NDArray[np.int64]:

@@ -182,11 +182,13 @@ class Compactor:
             found = waiting(connection, lease.run) if at_all else {}
             outdated = at_all and is_outdated(connection, lease.run)
         if at_all:
-            diagnosis.given.intersection_update(found)  # what has been folded will not come again
+            for key in diagnosis.given.keys() - found.keys():  # what has been folded will not come again
+                del diagnosis.given[key]
         told = {new.key: new for new in look.news}
         news = [*told.values(), *(New(key, size) for key, size in found.items() if key not in told)]
         some, more = part([new for new in news if new.key not in diagnosis.given])
-        batches, lowest = self._read([new.key for new in some])
+        rows, lowest = self._read([new.key for new in some])
+        batches = {key: unfolded_batch(row) for key, row in rows.items()}
         diagnosis.add(batches)
         diagnosis.is_unjudged |= bool(batches) or outdated
         tells = not (more or look.is_followed) or time.monotonic() >= diagnosis.told_at + self._told_s
@@ -194,7 +196,7 @@ class Compactor:
         if batches or is_judged:
             self._record(lease, diagnosis, batches, is_judged=is_judged)
         producers = self._unfinished(lease.run, lowest, silent_too=at_all)
-        ends = self._fold_producers(lease, diagnosis, producers, lowest)
+        ends = self._fold_producers(lease, diagnosis, producers, lowest, rows)
         diagnosis.uncounted |= {row.id: row for row in producers}
         if tells and (diagnosis.uncounted or is_judged):
             self._tell(lease, diagnosis, ends, is_judged=is_judged)
@@ -202,8 +204,8 @@ class Compactor:
             self._database.write(lambda connection: _roll_on(connection, lease, ends))
         return more
 
-    def _read(self, keys: list[Key]) -> tuple[dict[Key, Batch], dict[int, int]]:
-        """These batches, and the lowest attempt of each producer."""
+    def _read(self, keys: list[Key]) -> tuple[dict[Key, Row[Any]], dict[int, int]]:
+        """These batches as they wait, and the lowest attempt of each producer."""
         if not keys:
             return {}, {}
         with self._database.read() as connection:
@@ -212,7 +214,7 @@ class Compactor:
         for row in rows:
             first = MAX_ATTEMPT if row.kind == "events" else row.first
             lowest[row.producer_id] = min(lowest.get(row.producer_id, MAX_ATTEMPT), first)
-        return {(row.producer_id, row.seq): unfolded_batch(row) for row in rows}, lowest
+        return {(row.producer_id, row.seq): row for row in rows}, lowest
 
     def _record(
         self, lease: Lease, diagnosis: RunDiagnosis, batches: dict[Key, Batch], *, is_judged: bool
@@ -228,7 +230,8 @@ class Compactor:
                 insert_events(connection, producer_id, batch, self._settings.clock())
                 mine = sa.and_(t.inbox.c.producer == producer_id, t.inbox.c.seq == seq)
                 connection.execute(t.inbox.delete().where(mine))
-            diagnosis.given.difference_update(events)
+            for key in events:
+                diagnosis.given.pop(key, None)
             self._describe(connection, lease.run, diagnosis)
             if is_judged:
                 self._judge(connection, lease.run, result)
@@ -281,7 +284,12 @@ class Compactor:
             return list(connection.execute(query).all())
 
     def _fold_producers(
-        self, lease: Lease, diagnosis: RunDiagnosis, producers: Sequence[Row[Any]], lowest: Mapping[int, int]
+        self,
+        lease: Lease,
+        diagnosis: RunDiagnosis,
+        producers: Sequence[Row[Any]],
+        lowest: Mapping[int, int],
+        read: dict[Key, Row[Any]],
     ) -> dict[int, int]:
         """Fold what the diagnosis was given, where a window may be complete; answer up to where each is rolled up."""
 
@@ -292,7 +300,7 @@ class Compactor:
 
         due = [row for row in producers if is_due(row)]
         ends: dict[int, int] = {row.id: row.end_attempt for row in producers}
-        return ends | fold(self._database, self._tails, lease, due, diagnosis.given)
+        return ends | fold(self._database, self._tails, lease, due, diagnosis.given, read)
 
     def _tell(self, lease: Lease, diagnosis: RunDiagnosis, ends: dict[int, int], *, is_judged: bool) -> None:
         """Count what is not counted yet, sum the run up, and let readers know."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ from ampwatch.diagnosis.engine import Diagnosis
 from ampwatch.diagnosis.findings import Finding, Verdict
 from ampwatch.diagnosis.rows import ROW
 from ampwatch.diagnosis.samples import kept_bytes, kept_of
-from ampwatch.records import Batch, Event, Table
+from ampwatch.records import Array, Batch, Event, Table
 
 from . import tables as t
 from .counts import Counts
@@ -28,6 +28,7 @@ from .store.cover import Where
 from .store.place import Window, read_at
 from .store.points import select
 from .store.rows import as_sent
+from .store.stats import fitted
 from .store.tail import Key
 
 log = logging.getLogger(__name__)
@@ -65,11 +66,27 @@ def windowed() -> Diagnosis:
     return Diagnosis(window=WINDOW)
 
 
+class _Fitted(Batch, frozen=True):
+    """A `tensors` batch with the column `shape` beside those that were sent; it is decoded already."""
+
+    columns: Table
+
+    def table(self, names: Collection[str] | None = None) -> Table:  # noqa: ARG002 - more of them cost nothing
+        return self.columns
+
+
+def _with_shape(batch: Batch, shape: Array) -> Batch:
+    header = {name: getattr(batch, name) for name in batch.__struct_fields__}
+    return _Fitted(**header, columns=batch.table() | {"shape": shape})
+
+
 class RunDiagnosis:
     """The engine of one run, which of the waiting batches it has been given, and how far they are counted."""
 
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
-        self.given: set[Key] = set()
+        self.given: dict[
+            Key, Array | None
+        ] = {}  # of tensors what was fitted to their histograms, for chunks too
         self.counts = Counts()
         self._attempts: Counter[str] = Counter()  # by process
         self._sampled = self._rows = 0
@@ -91,9 +108,9 @@ class RunDiagnosis:
         """Give the engine what it has not seen."""
         for key, batch in batches.items():
             if key not in self.given:
-                self.given.add(key)
+                self.given[key] = shape = fitted(batch.table()) if batch.kind == "tensors" else None
                 self.counts.note(key[0], batch)
-                self._add(batch)
+                self._add(batch if shape is None else _with_shape(batch, shape))
 
     def has_been_told(self, now: float) -> None:
         """Readers know of all that was added so far."""

@@ -19,7 +19,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from ampwatch.records import Table
+from ampwatch.records import Array, Table
 
 from .db import Database
 from .lease import Lease
@@ -74,7 +74,12 @@ class _Folded:
 
 
 def fold(
-    database: Database, tails: TailReader, lease: Lease, rows: Sequence[Row[Any]], given: set[Key]
+    database: Database,
+    tails: TailReader,
+    lease: Lease,
+    rows: Sequence[Row[Any]],
+    given: dict[Key, Array | None],
+    read: dict[Key, Row[Any]],
 ) -> dict[int, int]:
     """Fold what producers of a run have gone past, roll up the windows that are complete, and answer up to which
     attempt each is.
@@ -86,8 +91,10 @@ def fold(
         tails: knows waiting batches decoded.
         rows: of the producers, read under this lease: `id`, `end_attempt`, `attempts_from`, `tensors_from`, and
             `whole`: it has ended or fallen silent, so its last window is folded too.
-        given: what the diagnosis has seen. The rest waits on: what is folded is not given to it any more. What
-            has been folded is taken out.
+        given: what the diagnosis has seen, of tensors with `stats.fitted`. The rest waits on: what is folded is not
+            given to it any more. What has been folded is taken out.
+        read: what of it was read under this lease and need not be again, rows of `BATCH_COLUMNS`. What is used is
+            taken out, as the row changes where a part of it is folded.
     Errors: LeaseLost.
     """
     group: list[_Folded] = []
@@ -95,7 +102,7 @@ def fold(
     for row in rows:
         edge = MAX_ATTEMPT if row.whole else floor_to(row.end_attempt, WINDOW)
         oldest = {"attempts": row.attempts_from, "tensors": row.tensors_from}
-        while (some := _fold_some(database, tails, row.id, given, edge, oldest)) is not None:
+        while (some := _fold_some(database, tails, row.id, given, read, edge, oldest)) is not None:
             group.append(some)
             size_bytes += some.size_bytes
             if not some.is_last or len(group) >= BATCHES or size_bytes >= FOLDED_BYTES:
@@ -111,7 +118,9 @@ def fold(
     return ends
 
 
-def _write(database: Database, lease: Lease, group: Sequence[_Folded], given: set[Key]) -> None:
+def _write(
+    database: Database, lease: Lease, group: Sequence[_Folded], given: dict[Key, Array | None]
+) -> None:
     """Write these in as few transactions as `LOCKED_S` allows: each commit waits for the disk."""
 
     def job(connection: Connection) -> int:
@@ -124,7 +133,9 @@ def _write(database: Database, lease: Lease, group: Sequence[_Folded], given: se
 
     while group:
         count = database.write(job)
-        given.difference_update(key for each in group[:count] for key in each.gone)
+        for each in group[:count]:
+            for key in each.gone:
+                given.pop(key, None)
         group = group[count:]
 
 
@@ -165,7 +176,8 @@ def _fold_some(
     database: Database,
     tails: TailReader,
     producer_id: int,
-    given: Set[Key],
+    given: Mapping[Key, Array | None],
+    read: dict[Key, Row[Any]],
     edge: int,
     oldest: Mapping[str, int],
 ) -> _Folded | None:
@@ -175,8 +187,9 @@ def _fold_some(
         if not unfolded:
             return None
         keys, edge = _some_of(unfolded, edge)
-        waiting = load(connection, keys)
-        found = _by_window(tails, waiting, edge, oldest)
+        known = {key: read.pop(key) for key in keys if key in read}
+        waiting = [*known.values(), *load(connection, [key for key in keys if key not in known])]
+        found = _by_window(tails, waiting, given, edge, oldest)
         version = written_codec(connection)
         rows = {window: _merged(connection, window, tables) for window, tables in found.items()}
         kept = _unsealed(connection, rows, version)
@@ -206,12 +219,16 @@ def _some_of(unfolded: list[Waiting], edge: int) -> tuple[list[Key], int]:
 
 
 def _by_window(
-    tails: TailReader, waiting: Iterable[Any], edge: int, oldest: Mapping[str, int]
+    tails: TailReader,
+    waiting: Iterable[Any],
+    given: Mapping[Key, Array | None],
+    edge: int,
+    oldest: Mapping[str, int],
 ) -> dict[Window, list[Table]]:
     """The waiting rows by their windows. What comes so late that its window is gone by age is left out."""
     found: dict[Window, list[Table]] = defaultdict(list)
     for row in waiting:
-        for stream, rows in by_stream(tails.decoded(row)):
+        for stream, rows in by_stream(tails.decoded(row, given[row.producer_id, row.seq])):
             for first, part in by_window(rows):
                 if max(row.folded, oldest[row.kind]) <= first < edge:
                     found[Window(Where(row.producer_id, row.kind, stream), 0, first)].append(part)

@@ -8,6 +8,7 @@ from ampwatch.diagnosis.rows import Ledger
 from ampwatch.diagnosis.samples import NEWEST, SAMPLE, Samples
 from ampwatch.diagnosis.sketch import Sketch
 from ampwatch.diagnosis.steps import BLOCK, Steps
+from ampwatch.diagnosis.underflow import shape_of
 
 
 def test_a_percentile_is_right_within_a_sixteenth_of_an_octave():
@@ -132,6 +133,27 @@ def test_what_is_kept_within_a_bound_does_not_depend_on_the_order():
 
     in_order = list(range(3000))
     assert kept(in_order) == kept(in_order[::-1]) == kept(random.Random(0).sample(in_order, 3000))
+
+
+def test_what_was_fitted_before_is_not_fitted_again():
+    rng = np.random.default_rng(0)
+    hist, n_zero = rng.integers(0, 100, (6, 64)), rng.integers(0, 1000, 6)
+    rows = {
+        "attempt": np.repeat([3, 9], 3),
+        "tensor": np.tile(np.arange(3), 2),
+        "n_zero": n_zero,
+        "hist": hist,
+    }
+    shape = shape_of(hist, n_zero.astype(float))
+
+    def lost(table):
+        samples = Samples()
+        samples.add(table)
+        return np.concatenate([sample.tensors for sample in samples])
+
+    assert (shape >= 0).any()
+    assert lost(rows | {"shape": shape}).tobytes() == lost(rows).tobytes()
+    assert not lost(rows | {"shape": np.full(6, -1)})["lost"].any()
 
 
 def test_a_sample_that_is_kept_does_not_hold_the_flush_it_came_with():

@@ -113,6 +113,16 @@ def test_however_often_a_backlog_is_judged_the_findings_are_the_same(
     assert found[0] == found[1] != []
 
 
+def test_what_a_look_has_read_is_not_read_again_to_be_folded(service: Service) -> None:
+    asked: list[str] = []
+    sa.event.listen(service.database._reading, "before_cursor_execute", lambda *given: asked.append(given[2]))
+    sent.store(service, sent.tensors([0, 1030], [0, 0], 0))  # of which the second row waits on
+    assert [place[2:] for place in sent.all_chunks(service)] == [(0, 0, 0)]
+    assert sum("inbox.digest, inbox.body" in statement for statement in asked) == 1
+    sent.store(service, sent.tensors([2050], [0], 1))
+    assert [place[2:] for place in sent.all_chunks(service)] == [(0, 0, 0), (0, 0, 1024)]
+
+
 def test_what_was_read_but_not_judged_is_judged_by_who_takes_over(
     service: Service, clock: list[float]
 ) -> None:

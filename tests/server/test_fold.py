@@ -51,7 +51,7 @@ def fold_given(service: Service, given: set[Key]) -> None:
     query = sa.select(t.producers, sa.false().label("whole"))
     with service.database.read() as connection:
         rows = connection.execute(query).all()
-    fold(service.database, service.tails, lease, rows, given)
+    fold(service.database, service.tails, lease, rows, dict.fromkeys(given), {})
 
 
 def test_a_window_is_folded_once_its_producer_has_gone_past_it(service: Service) -> None:

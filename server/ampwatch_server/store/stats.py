@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ampwatch.diagnosis.underflow import share_of, vanished
+from ampwatch.diagnosis.underflow import shape_of, share_of, vanished
 from ampwatch.records import MISSING, Array, Table, missing
 from ampwatch.stats.layout import FLOAT16_MAX
 
@@ -42,13 +42,27 @@ RAW: Final = ("scale", "max_abs", "numel", "n_inf", "n_nan", "n_zero", "n_subnor
 NAMES: Final = (*STATS, *RAW)
 
 
-def with_lost_share(rows: Table) -> Table:
-    """The rows with the column `lost_share`: the one statistic that takes a fit, so it is stored beside the rows."""
-    n = len(rows["attempt"])
+def fitted(rows: Table) -> Array | None:
+    """The index of the distribution that is fitted to each row's histogram (`diagnosis.underflow`), in few bytes; None
+    where there are none.
+    """
     if "hist" not in rows or rows["hist"].ndim != 2:
-        return rows | {"lost_share": missing(n)}
-    n_zero = np.nan_to_num(real(rows, "n_zero"))
-    share = share_of(rows["hist"], n_zero)
+        return None
+    return shape_of(rows["hist"], _zeros(rows)).astype(np.int16)
+
+
+def with_lost_share(rows: Table, shape: Array | None = None) -> Table:
+    """The rows with the column `lost_share`: the one statistic that takes a fit, so it is stored beside the rows.
+
+    Arguments:
+        shape: `fitted` of these rows; None, or of fewer of them, where it is not known.
+    """
+    if shape is None or len(shape) != len(rows["attempt"]):
+        shape = fitted(rows)
+    if shape is None:
+        return rows | {"lost_share": missing(len(rows["attempt"]))}
+    n_zero = _zeros(rows)
+    share = share_of(rows["hist"], n_zero, shape)
     share[vanished(rows["attempt"], rows["hist"], n_zero)] = 1.0
     return rows | {"lost_share": _single(share)}
 
@@ -67,6 +81,10 @@ def derived(rows: Table, names: Collection[str]) -> Table:
     """
     with np.errstate(all="ignore"):
         return rows | {name: _DERIVED[name](rows) for name in names if name in _DERIVED}
+
+
+def _zeros(rows: Table) -> Array:
+    return np.nan_to_num(real(rows, "n_zero"))
 
 
 def _nonfinite(rows: Table) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from ampwatch.records import FORMAT_VERSION, Batch, Table, pack_table
+from ampwatch.records import FORMAT_VERSION, Array, Batch, Table, pack_table
 from ampwatch_server.tables import inbox, producers
 
 from .points import KEYS, concat, select
@@ -83,12 +83,16 @@ class TailReader:
             return Tail()
         return Tail({stream: unique(rows) for stream, rows in by_stream(concat(tables))})
 
-    def decoded(self, row: Row[tuple[object, ...]]) -> Table:
-        """The table of a waiting batch, a row of `BATCH_COLUMNS`, as it will lie in chunks of level 0."""
+    def decoded(self, row: Row[tuple[object, ...]], shape: Array | None = None) -> Table:
+        """The table of a waiting batch, a row of `BATCH_COLUMNS`, as it will lie in chunks of level 0.
+
+        Arguments:
+            shape: `stats.fitted` of the table, where it is known.
+        """
         got = row._mapping
         key = (got["producer_id"], got["seq"], got["digest"])
         table = self._known(key)
-        return decode(batch_of(row)) if table is None else table
+        return decode(batch_of(row), shape) if table is None else table
 
     def _decoded(self, connection: Connection, key: tuple[int, int, str]) -> Table:
         table = self._known(key)
@@ -131,6 +135,8 @@ def waiting_count(connection: Connection, run: str) -> int:
 
 def load(connection: Connection, keys: list[Key]) -> list[Row[tuple[object, ...]]]:
     """The waiting batches of these keys, rows of `BATCH_COLUMNS`."""
+    if not keys:
+        return []
     chosen = sa.tuple_(inbox.c.producer, inbox.c.seq).in_(keys)
     # what SQLite finds by the index: of a list of pairs alone it goes through all that waits
     near = (inbox.c.producer.in_({key[0] for key in keys}), inbox.c.seq.in_({key[1] for key in keys}))
@@ -186,10 +192,10 @@ def unfolded_batch(row: Row[tuple[object, ...]]) -> Batch:
     )
 
 
-def decode(batch: Batch) -> Table:
-    """The table of a batch as it will lie in chunks of level 0."""
+def decode(batch: Batch, shape: Array | None = None) -> Table:
+    """The table of a batch as it will lie in chunks of level 0. Arguments: shape, as of `TailReader.decoded`."""
     rows = with_seq(batch)
-    return with_lost_share(rows) if batch.kind == "tensors" else rows
+    return with_lost_share(rows, shape) if batch.kind == "tensors" else rows
 
 
 def _batches() -> sa.Select[tuple[object, ...]]:
