@@ -23,7 +23,6 @@ from ampwatch.settings import cache_dir
 SOURCES: Final = ("triton_kernel.py", "fused.py", "tables.py", "dense.py", "layout.py")
 """What the kernel is, on both sides."""
 
-NO_GPU: Final = "the Triton kernel needs a GPU that is at work, and Triton 3.6 or newer"
 TRY_IT: Final = "run `ampwatch doctor` once on this machine"
 
 

@@ -6,7 +6,6 @@ What `ampwatch doctor` does with each pass. The gradients are drawn from a gener
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -144,16 +143,6 @@ def by_events(work: Callable[[], object], rounds: int = 9) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
     return statistics.median(times[2:])
-
-
-def by_clock(work: Callable[[], object], rounds: int = 3) -> float:
-    """A stopwatch for the CPU."""
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - started) * 1e6)
-    return statistics.median(times)
 
 
 class _Draw:
