@@ -31,6 +31,7 @@ EVEN: Final = 0.25  # root mean square over the largest
 LEAST_SAME: Final = 2  # windows of one length that another is compared with
 WINDOWS: Final = 3  # of another length than usual
 ENOUGH: Final = 6  # … and from as many on chance is small
+RECENT: Final = 8  # windows before one, of which some are of another length
 MOST: Final = 16  # that are looked at together
 SUM_LEAST, SUM_LEAST_OF_FEW, SUM_HIGH = (
     0.4,
@@ -258,17 +259,18 @@ class Windows:
     on there is ever more noise: what was proven stays so until later windows show a mean.
     """
 
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=8))
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     compared: deque[Comparison] = field(default_factory=lambda: deque(maxlen=MOST))
     proven: Power | None = None  # the surest that a sum has shown
     first: Moment | None = None
 
     def fold(self, taken: Rows) -> None:
         """Take in taken attempts."""
-        counts = taken["micro_batches"]
-        if not len(counts) or ((counts <= 1).all() and not self.recent):
-            return
-        for row in taken[(counts >= 1) & (taken["norm"] > 0)]:
+        rows = taken[(taken["micro_batches"] >= 1) & (taken["norm"] > 0)]
+        counts = {*rows["micro_batches"].tolist(), *(count for count, _ in self.recent)}
+        if len(counts) == 1:  # nothing to compare, as mostly
+            rows = rows[-RECENT:]
+        for row in rows:
             self._add(row, int(row["micro_batches"]), float(row["norm"]))
 
     def _add(self, row: Any, count: int, norm: float) -> None:

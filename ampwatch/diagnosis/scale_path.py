@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .moments import Moment, moment_of
 from .rows import Rows, runs_of
+from .trends import RECENT
 
 DEFAULT_INTERVAL: Final = 2000
 HALF: Final = (0.4, 0.62)  # of the norm before
@@ -42,7 +43,7 @@ class ScalePath:
         """Take in clean attempts.
 
         Arguments:
-            norms_before: of the attempts before them, in order.
+            norms_before: of the newest 64 attempts before them at most, in order.
         """
         self._note_below_one(rows)
         grew = np.flatnonzero(rows["scale_after"] > rows["scale"])
@@ -69,7 +70,7 @@ class ScalePath:
         """Whether the gradients of growths were divided by the grown scale."""
         norms = np.concatenate([norms_before, rows["norm"]])
         for i in grew.tolist():
-            before = norms[: len(norms_before) + i]
+            before = norms[: len(norms_before) + i][-RECENT:]
             usual = before[np.isfinite(before)][-8:]
             if len(usual) and rows["norm"][i] > 0:
                 halved = bool(HALF[0] < rows["norm"][i] / median(usual.tolist()) < HALF[1])

@@ -68,19 +68,36 @@ def test_streams_are_judged_apart():
     assert run.kinds() == []
 
 
+ORDINARY = {"lr": 1e-3, "residue": 0, "log.grad_norm": 1.0, "max_abs": 1.0}
+HABITS = {
+    "z": {"lr": 0.0},
+    "w": {"micro_batches": 4, "norm": 4.0},
+    "l": {"residue": 1},
+    "n": {"log.grad_norm": math.inf},
+    "u": {"losses": 0},
+}
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     run = Run(interval=draw(st.sampled_from([7, 50])))
-    for length, what in draw(st.lists(st.tuples(st.integers(1, 40), st.sampled_from("csbrp")), max_size=12)):
+    for length, what in draw(
+        st.lists(st.tuples(st.integers(1, 40), st.sampled_from("csbrpzwlnu")), max_size=12)
+    ):
         if what == "c":
             run.clean(length).tensor({-24: 300, -20: 300}, zeros=400)
         elif what == "r":
             run.clean(loss=[1.3**i for i in range(length)], norm=[1.3**i for i in range(length)])
         elif what == "p":
             run.clean(loss=[6.0 * length, *[1.0 + length] * (length % 12)])
+        elif what in HABITS:
+            run.clean(length)
+            for row in run.rows[-length:]:
+                row |= HABITS[what]
         else:
             run.skip(length % 9 + 1, loss=1.0 if what == "s" else math.nan)
             run.event("call_fault", fault="step_twice", optimizer=0, order=[], raised=True)
+    run.rows = [ORDINARY | row for row in run.rows]
     return run.event("origin", attempt=0, origins={"0": "float16"})
 
 
@@ -94,6 +111,28 @@ def test_any_order_and_any_parts_give_the_same_findings(run: Run, size: int, ran
         if random.random() < 0.2:
             diagnosis.findings()
     assert diagnosis.findings() == whole
+
+
+@settings(max_examples=60)
+@given(runs(), st.integers(1, 40))
+def test_asked_after_each_batch_the_findings_are_those_of_the_whole(run: Run, size: int):
+    """In order, as a job's own diagnosis and the server are: nothing is folded anew."""
+    diagnosis = Diagnosis()
+    for batch in run.batches(size):
+        diagnosis.add(batch)
+        diagnosis.findings()
+    assert diagnosis.findings() == run.findings()
+
+
+def test_a_learning_rate_of_zero_is_told_since_when_it_is_so_however_often_it_was_asked():
+    run, diagnosis = Run().clean(90), Diagnosis()
+    run.rows = [ORDINARY | row | {"lr": 1e-3 * (i < 40)} for i, row in enumerate(run.rows)]
+    for batch in run.batches(10):
+        diagnosis.add(batch)
+        diagnosis.findings()
+    (finding,) = [f for f in diagnosis.findings() if f.severity != "info"]
+    assert (finding.kind, finding.first_attempt) == ("no_updates", 40)
+    assert "since step 40: 50 steps taken" in finding.headline
 
 
 @settings(max_examples=60)

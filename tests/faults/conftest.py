@@ -1,7 +1,7 @@
 import random
 import sys
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 
 import pytest
@@ -28,12 +28,14 @@ def same_numbers():
 
 @pytest.fixture(autouse=True)
 def same_answer_in_any_order(request: pytest.FixtureRequest):
-    """Whatever run a test has recorded, in small batches, late, repeated and asked in between: its findings are the same."""
+    """Whatever run a test has recorded, in small batches, late and repeated, or asked after each: its findings are the same."""
     folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     if folder is not None:
         for run in sorted({file.parent.parent for file in folder.rglob("*.awb")}):
-            assert in_any_order(run) == told(diagnose_run(run))
+            whole = told(diagnose_run(run))
+            assert in_any_order(run) == whole
+            assert asked_each_time(run) == whole
 
 
 def told(diagnosis: Diagnosis) -> list[str]:
@@ -49,6 +51,16 @@ def in_any_order(run: Path) -> list[str]:
         diagnosis.add(part)
         if draw.random() < 0.1:
             diagnosis.findings()
+    return told(diagnosis)
+
+
+def asked_each_time(run: Path) -> list[str]:
+    """The findings of a run whose batches come in order, in parts, and that is asked after each, as a live one is."""
+    diagnosis = Diagnosis()
+    for parts in zip_longest(*(in_parts(batches) for batches in by_producer(run))):
+        for part in filter(None, parts):
+            diagnosis.add(part)
+        diagnosis.findings()
     return told(diagnosis)
 
 
