@@ -85,7 +85,7 @@ class Compactor:
         self._leases = Leases(database, settings, self._holder)
         self._nudges = Nudges(database, self.look_at)
         self._agenda, self._outdated = Agenda(), Outdated()
-        self._sweep_s, self._swept, self._told_s = sweep_s, time.monotonic(), told_s
+        self._sweep_s, self._swept, self._told_s = sweep_s, -math.inf, told_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-compactor", daemon=True)
 

@@ -81,6 +81,14 @@ def test_runs_that_nobody_announced_are_found_while_others_are_busy(service: Ser
     compactor.stop()
 
 
+def test_what_a_server_before_it_left_is_looked_at_at_once(service: Service) -> None:
+    append_unannounced(service, sent.attempts(0, 10))
+    compactor = compactor_of(service, Diagnosis, sweep_s=3600)
+    compactor.start()
+    sent.until(lambda: sent.attempts_of(service, "r") == 10, 60)
+    compactor.stop()
+
+
 def test_a_summary_is_made_of_what_was_looked_at_only(service: Service) -> None:
     sent.store(service, sent.attempts(0, 3, 0), sent.attempts(3, 5, 1))
     with service.database.read() as connection:
