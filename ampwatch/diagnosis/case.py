@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .described import Described
 from .facts import Stream
-from .findings import Advice, Evidence, Finding, Severity, State
+from .findings import Advice, Evidence, Finding, Link, Severity, State
 from .moments import Moment
 from .samples import Sample
 
@@ -52,8 +52,9 @@ class Case:
         state: State = "open",
         module: str = "",
         tensor: str = "",
+        chain: Sequence[Link] = (),
     ) -> Finding:
-        """A finding about this stream; without `last` it lasts to the newest attempt."""
+        """A finding about this stream; without `last` it lasts to the newest attempt, without `chain` all of it began at once."""
         last = max(last or self.stream.last, first)
         return Finding(
             kind=kind,
@@ -72,4 +73,5 @@ class Case:
             stream=self.index,
             module=module,
             tensor=tensor,
+            chain=list(chain),
         )

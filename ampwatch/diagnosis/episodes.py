@@ -23,6 +23,8 @@ PROBE_DEPTH: Final = 4  # the scale of a probe is at least a quarter of the high
 PROBES_PER_INTERVAL: Final = 2
 PROBE_INTERVALS: Final = 5
 SOON: Final = 64  # attempts from a loss that broke to one that breaks again
+BESIDE: Final = 5  # attempts in a row in which one optimizer is skipped and another steps
+NEAR: Final = 2.0**-64  # a scale on its way to where its reciprocal is infinite
 LARGE: Final = 4.0  # × the median of the losses before: a skip with such a loss is a spike's
 
 
@@ -62,6 +64,8 @@ class Episode:
     starved: int = 0  # bits of optimizers that were skipped in the last `beside` attempts …
     stepping: int = 0  # … and of those that stepped in them
     beside: int = 0
+    near: Moment | None = None  # the first attempt that left the scale below 2^-64
+    alone: tuple[int, int] = (0, 0)  # the newest `starved` and `stepping` to last at a scale of 1
     always: int = -1  # bits of optimizers that were skipped in every attempt
     at_one: int = (
         0  # attempts at a scale that no halving brings to where a step is taken: 1 and below, inf, NaN
@@ -92,6 +96,10 @@ class Episode:
         if not is_descending(row["scale"]):
             self.at_one += 1
             self.first_at_one = self.first_at_one or moment
+        if self.near is None and 0 <= self.scale_after < NEAR:
+            self.near = moment
+        if self.steps_beside and self.at_one and not self.nonfinite:
+            self.alone = self.starved, self.stepping
 
     def _note_optimizers(self, starved: int, stepping: int) -> None:
         """Count the attempts in which the same optimizers were skipped while the same others stepped."""
@@ -106,6 +114,11 @@ class Episode:
         if scale != self.scale_last or self.first_held is None:
             self.held, self.first_held, self.scale_last = 0, moment, scale
         self.held += 1
+
+    @property
+    def steps_beside(self) -> bool:
+        """Whether an optimizer was stepped in the last attempts while another was skipped in every one."""
+        return self.starved > 0 and self.stepping > 0 and self.beside >= BESIDE
 
     @property
     def is_large(self) -> bool:

@@ -6,10 +6,18 @@ import math
 from typing import Final
 
 from . import texts
+from .case import Case
 from .episodes import Episode
-from .findings import Evidence
+from .findings import Evidence, Link
+from .moments import Moment
 
+NAMED: Final = 3  # tensors
 FAR: Final = 16.0  # times below where it was
+
+
+def link(kind: str, since: Moment) -> Link:
+    """What began, for the order of events."""
+    return Link(kind, texts.SHORT[kind], since.attempt, since.step)
 
 
 def to_no_avail(episode: Episode) -> list[Evidence]:
@@ -32,6 +40,24 @@ def way_back(episode: Episode, interval: int) -> list[Evidence]:
         f"about {doublings * interval} clean attempts, and small gradients may underflow meanwhile."
     )
     return [Evidence(text=text, value=doublings * interval, unit="attempts", attempt=episode.closed.attempt)]
+
+
+def gradients_at_first(case: Case, episode: Episode) -> list[Evidence]:
+    """Which gradients held inf or NaN in the first attempt of an episode, whose loss was finite."""
+    if episode.first_nonfinite == episode.first:
+        return []
+    skips = case.described.skips.between(episode.first.attempt, episode.first.attempt)
+    told = next((e for e in skips if e.data.get("tensors") and max(e.stream, 0) == case.index), None)
+    if told is None:
+        return []
+    data = told.data
+    names = [case.described.name_of(tensor) for tensor in data["tensors"]]
+    count = int(data.get("count") or len(names))
+    text = (
+        f"At {texts.at(episode.first)} {texts.times(count, 'gradient')} held inf or NaN ({data.get('n_inf', 0)} inf, "
+        f"{data.get('n_nan', 0)} NaN in all): {', '.join(names[:NAMED])}{', …' if count > NAMED else ''}."
+    )
+    return [Evidence(text=text, value=count, attempt=episode.first.attempt, tensor=names[0])]
 
 
 def loss_before(episode: Episode) -> list[Evidence]:

@@ -8,12 +8,13 @@ from typing import Final
 
 from . import texts
 from .case import Case
-from .episodes import Episode
+from .episodes import NEAR, Episode
+from .evidence import gradients_at_first, link
 from .findings import Evidence, Finding, Severity
+from .several import starved_of
 
 FLOOR_ERROR, FLOOR_FATAL = 5, 10  # skips in a row that leave the scale as it was
 DEAD_LOG2: Final = -128  # 1/S is infinite in float32 at and below 2^-128
-NEAR_LOG2: Final = -64
 DEAD_RUN: Final = 20
 
 
@@ -24,6 +25,7 @@ def scale_floor(case: Case) -> Iterator[Finding]:
         episode is None
         or episode.held < FLOOR_ERROR + case.stream.hysteresis - 1
         or episode.first_held is None
+        or any(starved_of(case, episode))
         or not math.isfinite(episode.scale_last)
     ):
         return
@@ -41,13 +43,14 @@ def scale_floor(case: Case) -> Iterator[Finding]:
             Evidence(text=text, value=episode.held, unit="attempts", attempt=episode.first_held.attempt)
         ],
         advice=texts.ADVICE["scale_floor"],
+        chain=[link("scale_floor", episode.first_held)],
     )
 
 
 def dead_zone(case: Case) -> Iterator[Finding]:
     """A long run of skips that nears the scale at which the first healthy batch destroys the weights."""
     for episode in case.stream.all_episodes():
-        if episode.skips >= DEAD_RUN and 0 <= episode.scale_after < 2.0**NEAR_LOG2:
+        if episode.skips >= DEAD_RUN and 0 <= episode.scale_after < NEAR:
             yield _dead_zone(case, episode)
 
 
@@ -68,9 +71,13 @@ def _dead_zone(case: Case, episode: Episode) -> Finding:
         ),
         first=episode.first,
         last=episode.last,
-        evidence=[Evidence(text=text, value=episode.scale_after, attempt=episode.last.attempt)],
+        evidence=[
+            Evidence(text=text, value=episode.scale_after, attempt=episode.last.attempt),
+            *gradients_at_first(case, episode),
+        ],
         advice=texts.ADVICE["dead_zone"],
         state="recovered" if closed else "open",
+        chain=[link("dead_zone", episode.near or episode.first)],
     )
 
 

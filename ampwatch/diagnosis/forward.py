@@ -86,7 +86,7 @@ def _nonfinite_forward(case: Case, episode: Episode, first: Moment, seen: Seen) 
         advice=advice,
         confidence=0.9,
         state="recovered" if episode.closed else "open",
-        module=str(seen.origin.get("module") or ""),
+        module=str(seen.origin.get("module") or "") if is_born(seen) else "",
     )
 
 

@@ -10,7 +10,8 @@ from ampwatch.records import Event
 from . import texts
 from .case import Case
 from .episodes import Episode
-from .findings import Evidence, Finding
+from .evidence import link
+from .findings import Advice, Evidence, Finding, Link
 from .floor import DEAD_LOG2
 from .moments import Moment
 
@@ -45,7 +46,8 @@ def _found(case: Case, what: str, check: Event, *, mended: bool) -> Finding:
         texts.HEADLINES[kind].format(first=texts.at(first), tensor=name, recovery=state),
         first=first,
         evidence=[_count(what, seen, name, checked), *_cause(case, what, episode)],
-        advice=texts.fill(texts.ADVICE[kind], first=texts.at(first)),
+        advice=_advice(case, kind, first),
+        chain=_chain(case, kind),
         state="recovered" if mended else "open",
         module=name.rpartition(".")[0],
         tensor=name,
@@ -67,8 +69,29 @@ def _applied(case: Case, first: Moment) -> Finding:
         ),
         first=first,
         evidence=_applied_evidence(case),
-        advice=texts.fill(texts.ADVICE["weights_poisoned"], first=texts.at(first)),
+        advice=_advice(case, "weights_poisoned", first),
+        chain=_chain(case, "weights_poisoned"),
     )
+
+
+def _in_dead_zone(case: Case, kind: str) -> bool:
+    """Whether it was the loss scale that destroyed the weights: its reciprocal was infinite."""
+    scaled = case.stream.applied is not None and not case.described.is_unscaled
+    return kind == "weights_poisoned" and scaled and case.stream.applied_scale <= 2.0**DEAD_LOG2
+
+
+def _advice(case: Case, kind: str, first: Moment) -> list[Advice]:
+    key = "weights_poisoned.scale" if _in_dead_zone(case, kind) else kind
+    return texts.fill(texts.ADVICE[key], first=texts.at(first))
+
+
+def _chain(case: Case, kind: str) -> list[Link]:
+    """Weights that the scale destroyed: when it came near that, and when it did."""
+    first = case.stream.applied
+    if first is None or not _in_dead_zone(case, kind):
+        return []
+    near = min((e.near for e in case.stream.all_episodes() if e.near and e.near <= first), default=first)
+    return [link("dead_zone", near), link(kind, first)]
 
 
 def _count(what: str, seen: dict[str, Any], name: str, checked: Moment) -> Evidence:

@@ -12,7 +12,7 @@ from . import texts
 from .episodes import SOON
 from .findings import SEVERITIES, Evidence, Finding, Link
 
-PRECEDENCE: Final = (
+CAUSES: Final = (
     "rank_disagreement",
     "rank_fault",
     "sparse_overflow",
@@ -36,6 +36,9 @@ PRECEDENCE: Final = (
     "mask_constant",
     "loss_in_fp16",
     "forward_overflow",
+    "nonfinite_forward.placed",
+    "many_optimizers.stuck",
+    "weights_poisoned.scale",
     "dead_zone",
     "nonfinite_forward",
     "many_optimizers",
@@ -54,11 +57,14 @@ PRECEDENCE: Final = (
     "growth_probe",
     "calibration",
 )
-"""From the most specific kind to the least."""
+"""From the most specific to the least; with a dot what is more or less specific than others of its kind (`_cause`)."""
+PRECEDENCE: Final = tuple(cause for cause in CAUSES if "." not in cause)
+"""The kinds."""
 
 _SCALE_FELL: Final = frozenset({"underflow", "narrow_range", "spike", "useless_scaler", "schedule_ahead"})
 _STUCK: Final = _SCALE_FELL | {"no_updates", "calibration", "many_optimizers"}
-_FALLS: Final = frozenset({"dead_zone", "scale_floor"})
+_DYING: Final = frozenset({"weights_poisoned.scale", "dead_zone"})
+"""What makes a cause urgent: the loss scale destroys the weights, or is about to."""
 _FORWARD: Final = _STUCK | {"bad_batch", "nonfinite_forward", "dead_zone", "scale_floor"}
 _LOCATED: Final = _FORWARD | {"mask_constant", "loss_in_fp16", "forward_overflow"}
 _POISONED: Final = frozenset({"weights_poisoned", "buffers_poisoned"})
@@ -87,9 +93,12 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     "divergence": _LOCATED | _POISONED,
     "weights_poisoned": _LOCATED | {"buffers_poisoned"},
     "buffers_poisoned": _LOCATED,
-    "mask_constant": _FORWARD,
-    "loss_in_fp16": _FORWARD,
-    "forward_overflow": _FORWARD,
+    "weights_poisoned.scale": _LOCATED | {"buffers_poisoned"},
+    "many_optimizers.stuck": _STUCK | _DYING | {"scale_floor", "growth_probe"},
+    "mask_constant": _FORWARD | _DYING,
+    "loss_in_fp16": _FORWARD | _DYING,
+    "forward_overflow": _FORWARD | _DYING,
+    "nonfinite_forward.placed": _FORWARD | _DYING,
     "dead_zone": _STUCK | {"nonfinite_forward", "scale_floor", "bad_batch"},
     "nonfinite_forward": _STUCK | {"scale_floor", "bad_batch"},
     "many_optimizers": _STUCK | {"scale_floor", "growth_probe"},
@@ -108,6 +117,8 @@ _LATER: Final = frozenset(
     {("weights_poisoned", "dead_zone"), ("narrow_range", "summed_loss"), ("underflow", "summed_loss")}
 )
 """What came of the other, or may be seen after it, and is the headline all the same."""
+_OVERLAPPING: Final = ("dead_zone", "nonfinite_forward")  # which may have begun, and recovered, before
+_FINDS: Final = frozenset({"nonfinite_forward", "no_updates"})  # their advice tells how to find a cause
 _DETAILED: Final = frozenset({"call_order", "scaler_bypassed", "no_gradients"})
 """Kinds that say different things of a stream."""
 _SLACK: Final = {
@@ -134,7 +145,7 @@ def _reading_order(finding: Finding) -> tuple[int, bool, int, int, int, str, int
     return (
         SEVERITIES.index(finding.severity),
         finding.state == "recovered",
-        PRECEDENCE.index(finding.kind),
+        CAUSES.index(_cause(finding)),
         finding.first_attempt,
         finding.rank,
         finding.producer,
@@ -159,9 +170,11 @@ def _joined(same: list[Finding]) -> Finding:
     lasts = last.state == "open" and first.state == "recovered"  # that it recovered is not the news any more
     said, other, which = (last, first, "first") if lasts else (first, last, "the last time")
     where = texts.at_step(other.first_step, other.first_attempt)
+    again = texts.RECOVERY["again"].format(times=texts.times(len(same), "time"), last=where)
     more = Evidence(text=f"Seen {len(same)} times, {which} at {where}.", attempt=other.first_attempt)
     return msgspec.structs.replace(
         said,
+        headline=said.headline if lasts else _recovering(said.headline, again),
         first_attempt=first.first_attempt,
         first_step=first.first_step,
         last_attempt=last.last_attempt,
@@ -194,7 +207,7 @@ def _also_on(finding: Finding, ranks: list[int]) -> Finding:
 
 def _causes(findings: list[Finding]) -> list[Finding]:
     """Drop what another finding of the run explains, and keep its headline with the first cause as evidence."""
-    by_cause = sorted(findings, key=lambda f: (PRECEDENCE.index(f.kind), f.first_attempt))
+    by_cause = sorted(findings, key=lambda f: (CAUSES.index(_cause(f)), f.first_attempt))
     causes: list[Finding] = []
     known: list[tuple[Finding, int]] = []  # each finding, and which cause it goes back to
     for finding in by_cause:
@@ -207,25 +220,60 @@ def _causes(findings: list[Finding]) -> list[Finding]:
             causes[cause] = _with_evidence(causes[cause], told)
         known.append((finding, cause))
     of_cause = [[finding for finding, cause in known if cause == i] for i in range(len(causes))]
-    return [_with_chain(cause, of) for cause, of in zip(causes, of_cause, strict=True)]
+    return [_with_chain(_with_urgency(cause, of), of) for cause, of in zip(causes, of_cause, strict=True)]
+
+
+def _cause(finding: Finding) -> str:
+    """How specific it is: its kind, or which of the kind."""
+    if finding.kind == "weights_poisoned" and any(link.kind == "dead_zone" for link in finding.chain):
+        return "weights_poisoned.scale"
+    if finding.kind == "nonfinite_forward" and finding.module:
+        return "nonfinite_forward.placed"
+    if finding.kind == "many_optimizers" and finding.severity == "error":
+        return "many_optimizers.stuck"
+    return finding.kind
+
+
+def _with_urgency(cause: Finding, events: list[Finding]) -> Finding:
+    """What a dying run calls for, in the words of the finding that knows the cause; or how to find one that nobody does."""
+    if cause.kind == "dead_zone":
+        finds = next((f.advice for f in events if f.kind in _FINDS), [])
+        stop, *rest = cause.advice
+        return msgspec.structs.replace(cause, advice=[stop, *finds, *rest])
+    urgent = next((f for f in events if _cause(f) in _DYING and f.state == "open"), None)
+    if urgent is None or not EXPLAINS[_cause(cause)] >= _DYING:
+        return cause
+    since = texts.at_step(urgent.first_step, urgent.first_attempt)
+    return msgspec.structs.replace(
+        cause,
+        severity=urgent.severity,
+        headline=_recovering(cause.headline, texts.RECOVERY[urgent.kind].format(first=since)),
+        advice=[*urgent.advice[:1], *cause.advice],
+        state=urgent.state,
+    )
+
+
+def _recovering(headline: str, how: str) -> str:
+    """A headline that says that it recovered, with what is known better."""
+    said, recovered, _ = headline.partition(texts.RECOVERED)
+    return f"{said}{how}" if recovered else headline
 
 
 def _with_chain(cause: Finding, events: list[Finding]) -> Finding:
-    """The order in which a cause and what it explains began; the cause first where several began together.
+    """The order in which a cause and what it explains began; the cause first where several began together."""
+    links = [link for f in events for link in f.chain or [_link(f)]]
+    first: dict[str, Link] = {}
+    for link in sorted(links, key=lambda link: link.attempt):
+        first.setdefault(link.kind, link)
+    return msgspec.structs.replace(cause, chain=list(first.values()) if len(first) > 1 else [])
 
-    Where the scale fell to follows from what else began, though skips of another cause may have come just before.
-    """
-    if len(events) == 1:
-        return cause
-    first = min((f for f in events if f.kind not in _FALLS), key=lambda f: f.first_attempt, default=cause)
-    begun = [(f, first if f.kind in _FALLS and f.first_attempt < first.first_attempt else f) for f in events]
-    begun.sort(key=lambda of: (of[1].first_attempt, of[0].kind in _FALLS))  # stable: the cause comes first
-    chain = [Link(f.kind, texts.SHORT[f.kind], since.first_attempt, since.first_step) for f, since in begun]
-    return msgspec.structs.replace(cause, chain=chain)
+
+def _link(finding: Finding) -> Link:
+    return Link(finding.kind, texts.SHORT[finding.kind], finding.first_attempt, finding.first_step)
 
 
 def _explains(cause: Finding, other: Finding) -> bool:
-    if other.kind not in EXPLAINS.get(cause.kind, ()):
+    if EXPLAINS.get(_cause(cause), frozenset()).isdisjoint({other.kind, _cause(other)}):
         return False
     if cause.severity == "info" != other.severity:
         return False
@@ -233,7 +281,9 @@ def _explains(cause: Finding, other: Finding) -> bool:
         return False
     if cause.producer != other.producer and cause.kind not in _OF_RUN:
         return False
-    timeless = other.kind in _TIMELESS or (cause.kind, other.kind) in _LATER
+    pair = (cause.kind, other.kind)
+    timeless = other.kind in _TIMELESS or pair in _LATER
+    timeless = timeless or (pair == _OVERLAPPING and other.last_attempt >= cause.first_attempt)
     return timeless or other.first_attempt >= cause.first_attempt - _SLACK.get(cause.kind, 0)
 
 

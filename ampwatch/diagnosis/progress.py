@@ -9,8 +9,9 @@ from typing import Final
 from . import texts
 from .case import Case
 from .episodes import Episode
+from .evidence import gradients_at_first
 from .findings import Evidence, Finding, Severity
-from .several import steps_beside
+from .several import starved_of
 
 NONFINITE_ERROR, NONFINITE_FATAL = 5, 10  # attempts without a step, the loss not finite
 SUMMED: Final = 100  # steps taken at a scale below 1
@@ -25,7 +26,7 @@ def no_updates(case: Case) -> Iterator[Finding]:
     """An open run of skips that no falling scale will end."""
     episode = case.stream.open
     severity = _severity(episode) if episode else None
-    if episode is None or severity is None or steps_beside(episode):
+    if episode is None or severity is None or episode.steps_beside or any(starved_of(case, episode)):
         return
     lost = not math.isfinite(episode.scale_after)
     headline = texts.HEADLINES["no_updates.scale" if lost else "no_updates"].format(
@@ -39,7 +40,10 @@ def no_updates(case: Case) -> Iterator[Finding]:
         severity,
         headline,
         first=episode.first,
-        evidence=[Evidence(text=taken, value=0, unit="steps", attempt=episode.first.attempt)],
+        evidence=[
+            Evidence(text=taken, value=0, unit="steps", attempt=episode.first.attempt),
+            *gradients_at_first(case, episode),
+        ],
         advice=texts.ADVICE["no_updates.scale" if lost else "no_updates"],
         confidence=0.9,
     )

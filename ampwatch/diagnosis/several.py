@@ -8,36 +8,36 @@ from typing import Final
 from . import texts
 from .case import Case
 from .episodes import Episode
+from .evidence import gradients_at_first
 from .findings import Evidence, Finding
-from .moments import Moment
 from .periods import Periodic
 
 LAZY_RUN: Final = 4  # skips in a row, three periods, of a stream whose scale other streams raise again
-BESIDE: Final = 5  # attempts in a row in which one is skipped and another steps
 
 
 def many_optimizers(case: Case) -> Iterator[Finding]:
     """An optimizer that overflows on its own, a stream that is always skipped, or skips with a period."""
     episode = case.stream.open
-    starved = _starved(case, episode) if episode else None
+    starved, stepping = starved_of(case, episode) if episode else (0, 0)
     if episode and starved:
-        yield _finding(case, "many_optimizers.starved", episode.first, episode.skips, **starved)
+        name, other = _names(case, starved), _names(case, stepping)
+        yield _finding(case, "many_optimizers.starved", episode, name=name, other=other)
     elif episode and _is_lazy(case, episode):
         name = _names(case, _lazy_ones(case, episode) or _bits(case, case.index))
-        yield _finding(case, "many_optimizers.lazy", episode.first, episode.skips, name=name)
+        yield _finding(case, "many_optimizers.lazy", episode, name=name)
     elif seen := case.stream.lone_skips.period(episode, case.stream.interval):
         yield _periodic(case, seen)
 
 
-def steps_beside(episode: Episode) -> bool:
-    """Whether an optimizer was stepped in the last attempts of an episode while another was skipped in every one."""
-    return episode.starved > 0 and episode.stepping > 0 and episode.beside >= BESIDE
+def starved_of(case: Case, episode: Episode) -> tuple[int, int]:
+    """Bits of the optimizers that are skipped alone, and of those that step beside them; zeros where none starves.
 
-
-def _starved(case: Case, episode: Episode) -> dict[str, str] | None:
-    if not steps_beside(episode) or episode.nonfinite or episode.at_one == 0:
-        return None
-    return {"name": _names(case, episode.starved), "other": _names(case, episode.stepping)}
+    Once the scale that they brought down has destroyed the weights, all are skipped, and it is still their doing.
+    """
+    applied = case.stream.applied
+    destroyed = applied is not None and episode.first <= applied
+    lasts = episode.steps_beside and not episode.nonfinite
+    return episode.alone if lasts or destroyed else (0, 0)
 
 
 def _is_lazy(case: Case, episode: Episode) -> bool:
@@ -71,14 +71,18 @@ def _periodic(case: Case, seen: Periodic) -> Finding:
     )
 
 
-def _finding(case: Case, key: str, first: Moment, skips: int, **words: str) -> Finding:
+def _finding(case: Case, key: str, episode: Episode, **words: str) -> Finding:
+    first, skips = episode.first, episode.skips
     text = f"{texts.skipped(skips)} in a row of it; loss scale {texts.power(case.stream.scale)}."
     return case.finding(
         "many_optimizers",
         "error",
         texts.HEADLINES[key].format(first=texts.at(first), skips=skips, **words),
         first=first,
-        evidence=[Evidence(text=text, value=skips, unit="attempts", attempt=first.attempt)],
+        evidence=[
+            Evidence(text=text, value=skips, unit="attempts", attempt=first.attempt),
+            *gradients_at_first(case, episode),
+        ],
         advice=texts.ADVICE[key],
         confidence=0.9,
     )

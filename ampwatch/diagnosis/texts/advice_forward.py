@@ -15,6 +15,10 @@ _NOT_CLEANED: Final = Advice(
     "Not a cure: a hook that makes numbers of NaN. The scaler skips such a step by itself, and with the hook it is taken."
 )
 
+_GO_BACK: Final = (
+    "Stop, and go back to the last checkpoint from before {first}. No scale and no batch mends weights."
+)
+
 FORWARD: Final[dict[str, list[Advice]]] = {
     "forward_overflow": [
         Advice(
@@ -109,14 +113,19 @@ FORWARD: Final[dict[str, list[Advice]]] = {
         Advice("Not a cure: a lower loss scale. The loss is not finite before it is scaled."),
     ],
     "weights_poisoned": [
-        Advice(
-            "Stop, and go back to the last checkpoint from before {first}. No scale and no batch mends weights."
-        ),
+        Advice(_GO_BACK),
         Advice(
             "Look at what writes them: a step outside the scaler, an optimizer whose state or eps is float16, code "
             "that changes weights by hand (weight decay, clamping, averaging). A check after each step catches it.",
             "assert all(p.isfinite().all() for p in model.parameters())",
         ),
+    ],
+    "weights_poisoned.scale": [
+        Advice(
+            f"{_GO_BACK} Take a fresh scaler: it was its scale that destroyed them.",
+            "scaler = ampwatch.GradScaler(device, model=model)",
+        ),
+        Advice("Mend what made attempt after attempt overflow before; the scale is not the cause."),
     ],
     "buffers_poisoned": [
         Advice(

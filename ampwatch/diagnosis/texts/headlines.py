@@ -334,9 +334,12 @@ HARM: Final = {
     "taken": "Its gradients were finite, so that steps were taken",
 }
 
+RECOVERED: Final = "It recovered"
+
 RECOVERY: Final = {
     "never": "It does not recover by itself: every step since then is skipped and nothing is learned.",
-    "recovered": "It recovered at {closed}.",
+    "recovered": f"{RECOVERED} at {{closed}}.",
+    "again": f"{RECOVERED} and came again, {{times}} by {{last}}.",
     "taken": "Its gradients are finite, and steps are taken all the same.",
     "unknown": "Another attempt will tell whether it recovers.",
     "went on": "training went on at {closed}.",
