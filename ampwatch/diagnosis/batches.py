@@ -68,11 +68,16 @@ def _finding(case: Case, isolated: Sequence[Episode]) -> Finding:
             *loss_before(isolated[0]),
             *_again(isolated),
         ],
-        advice=[*texts.ADVICE["bad_batch.known" if "batch" in pattern.words else "bad_batch"], *advice],
+        advice=[*_advice(pattern, first), *advice],
         confidence=pattern.confidence,
         state="recovered" if last.closed else "open",
         module=module,
     )
+
+
+def _advice(pattern: _Pattern, first: Moment) -> list[Advice]:
+    told = texts.ADVICE.get(pattern.key, texts.ADVICE["bad_batch"])
+    return texts.fill(told, first=texts.at(first), **pattern.words)
 
 
 def _seen(case: Case, isolated: Sequence[Episode]) -> tuple[list[Evidence], list[Advice], str]:

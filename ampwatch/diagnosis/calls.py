@@ -40,23 +40,40 @@ def call_order(case: Case) -> Iterator[Finding]:
 
 def scaled_by_hand(case: Case) -> Iterator[Finding]:
     """A loss that is multiplied by the scale once more, or gradients that are divided by it before unscale_."""
-    seen = case.stream.habits.jump.found
-    faults = {event.data.get("fault") for event in case.described.call_faults.events}
-    if seen is None or (seen.way == "by" and "divided_by_hand" in faults):  # which was seen itself
+    if (seen := _by_hand(case)) is None:
         return
-    fault = texts.FAULTS[f"scaled_by_hand.{seen.way}"]
-    text = f"From {texts.at(seen.since)} on the true gradient norm is {seen.ratio:.3g} × what it was, at loss scale {texts.power(seen.scale)}."
+    way, since, evidence = seen
     yield case.finding(
         "scaler_bypassed",
         "error",
         texts.HEADLINES["scaler_bypassed"].format(
-            first=texts.at(seen.since), fault=fault, raised=texts.RAISED[False]
+            first=texts.at(since), fault=texts.FAULTS[f"scaled_by_hand.{way}"], raised=texts.RAISED[False]
         ),
-        first=seen.since,
-        evidence=[Evidence(text=text, value=seen.ratio, attempt=seen.since.attempt)],
+        first=since,
+        evidence=[evidence],
         advice=texts.ADVICE["scaler_bypassed"],
         confidence=0.8,
     )
+
+
+def _by_hand(case: Case) -> tuple[str, Moment, Evidence] | None:
+    """Which way, since when, and what shows it: a loss that fell with the scale, or a norm that leapt by it."""
+    habits = case.stream.habits
+    tied, jump = habits.tied.found, habits.jump.found
+    if tied is not None and case.described.scaler_class:  # a trace may hold the scaled loss
+        text = texts.TIED.format(
+            attempts=texts.skipped(tied.attempts),
+            loss=f"{tied.loss:.3g}",
+            scale=texts.power(tied.scale),
+            loss_last=f"{tied.loss_last:.3g}",
+            scale_last=texts.power(tied.scale_last),
+        )
+        return "times", tied.since, Evidence(text=text, value=tied.loss, attempt=tied.since.attempt)
+    faults = {event.data.get("fault") for event in case.described.call_faults.events}
+    if jump is None or (jump.way == "by" and "divided_by_hand" in faults):  # which was seen itself
+        return None
+    text = f"From {texts.at(jump.since)} on the true gradient norm is {jump.ratio:.3g} × what it was, at loss scale {texts.power(jump.scale)}."
+    return jump.way, jump.since, Evidence(text=text, value=jump.ratio, attempt=jump.since.attempt)
 
 
 def _divided_again(case: Case) -> Iterator[Finding]:

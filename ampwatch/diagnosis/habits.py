@@ -21,6 +21,7 @@ from ampwatch.stats.layout import FLOAT16_MAX
 from .jumps import Jump
 from .moments import Moment, moment_of
 from .rows import Rows
+from .tied import Tied
 
 PINNED: Final = 1e-5  # relative: what a clip in float32 leaves
 PINNED_RUN: Final = 5
@@ -324,6 +325,7 @@ class Habits:
     still: Seen = field(default_factory=Seen)  # stepped at a learning rate of 0
     schedule: Schedule = field(default_factory=Schedule)
     jump: Jump = field(default_factory=Jump)
+    tied: Tied = field(default_factory=Tied)
     skipped_last: bool = False
     unstepped_last: bool = False
 
@@ -346,6 +348,7 @@ class Habits:
             self.largest.fold(taken, np.where(_is_even(taken), taken["max_abs"], np.nan))
 
     def _note(self, rows: Rows) -> None:
+        self.tied.fold(rows)
         finite = ~rows["skipped"] & (rows["n_bad"] == 0) & (rows["numel"] > 0)
         broken = ~np.isfinite(rows["loss"]) & ~is_missing(rows["loss"])
         kept = finite & broken & ~rows["penalised"]
@@ -373,6 +376,7 @@ class Habits:
         self.skipped_last = self.unstepped_last = False
 
     def _end_runs(self) -> None:
+        self.tied.end()
         for name in _SEEN:
             getattr(self, name).run = 0
 

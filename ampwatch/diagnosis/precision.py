@@ -31,9 +31,11 @@ def useless_scaler(case: Case) -> Iterator[Finding]:
         headline = texts.HEADLINES["useless_scaler"].format(dtype=dtype)
         yield _finding(case, headline, Moment(0, 0), evidence, dtype, 1.0)
     elif dtype is None and stream.path.growths_since_skip >= GROWTHS and described.born("bfloat16"):
-        text = f"{stream.path.growths_since_skip} growths without an overflow, up to {texts.power(stream.scale)}."
-        headline = texts.HEADLINES["useless_scaler.growths"].format(growths=stream.path.growths_since_skip)
         first = stream.path.first_growth or Moment(0, 0)
+        text = f"{stream.path.growths_since_skip} growths without an overflow, up to {texts.power(stream.scale)}."
+        headline = texts.HEADLINES["useless_scaler.growths"].format(
+            growths=stream.path.growths_since_skip, first=texts.at(first)
+        )
         yield _finding(case, headline, first, Evidence(text=text, attempt=first.attempt), "bfloat16", 0.9)
 
 

@@ -30,7 +30,11 @@ def schedule_ahead(case: Case) -> Iterator[Finding]:
     yield case.finding(
         "schedule_ahead",
         "warning" if over or late else "info",
-        texts.HEADLINES[key].format(ahead=texts.times(ahead, "step"), first=texts.at(schedule.first)),
+        texts.HEADLINES[key].format(
+            ahead=texts.times(ahead, "step"),
+            first=texts.at(schedule.first),
+            taken=texts.at(case.stream.first_taken or schedule.first),
+        ),
         first=schedule.first,
         evidence=[Evidence(text=text, value=ahead, unit="steps", attempt=schedule.first.attempt)],
         advice=texts.ADVICE["schedule_ahead"],

@@ -114,7 +114,7 @@ def on_meta(case: Case) -> Iterator[Finding]:
             texts.HEADLINES["no_gradients.meta"].format(
                 count=texts.times(seen["count"], "parameter"),
                 optimizer=check.data["class"],
-                tensor=tensor,
+                tensor=texts.first_of(tensor, seen["count"]),
                 first=texts.at(first),
             ),
             first=first,
@@ -149,7 +149,10 @@ def _untrained(case: Case, data: dict[str, Any], count: int, names: list[str]) -
         "no_gradients",
         "info",
         texts.HEADLINES["no_gradients.some"].format(
-            optimizer=data["class"], count=texts.times(count, "trainable parameter"), tensor=names[0]
+            optimizer=data["class"],
+            count=texts.times(count, "trainable parameter"),
+            tensor=texts.first_of(names[0], count),
+            first=texts.at(first),
         ),
         first=first,
         evidence=[Evidence(text=text, value=count, unit="parameters", tensor=names[0])],

@@ -83,7 +83,9 @@ def _always_zero(case: Case, tensors: list[int], looked: int, since: int) -> Fin
         "no_gradients",
         "info",
         texts.HEADLINES["no_gradients.zero"].format(
-            count=texts.times(len(names), "gradient"), tensor=names[0]
+            count=texts.times(len(names), "tensor"),
+            tensor=texts.first_of(names[0], len(names)),
+            first=looked_at,
         ),
         first=first,
         evidence=[Evidence(text=text, value=len(names), unit="tensors", tensor=names[0])],

@@ -84,7 +84,7 @@ def test_parameters_on_the_meta_device():
         "optimizer.0.param.0",
     )
     assert finding.headline.startswith(
-        "4 parameters of SGD, optimizer.0.param.0 first, lie on the meta device"
+        "SGD holds 4 parameters on the meta device, which stores no numbers, from step 0 on (optimizer.0.param.0 first)"
     )
     assert kinds(model, torch.optim.SGD(model.parameters()), scaler()) == []
 

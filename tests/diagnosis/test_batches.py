@@ -53,6 +53,20 @@ def test_three_at_equal_distances_have_a_period(attempts: tuple[int, ...], said:
     assert said in headline(broken_at(*attempts))
 
 
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (broken_at(50, 133, batches={50: 17.0, 133: 17.0}), "Look at batch 17: missing values"),
+        (broken_at(50, 90, epoch=40), "Look at the data that attempt 10 of each epoch is given"),
+        (broken_at(20, 60, 100), "Look at the data that is loaded at step 20, and again every 40 attempts"),
+        (broken_at(20, 60), "If it comes again, log which batch it was"),
+    ],
+)
+def test_what_is_known_of_the_data_is_looked_at_first(run: Run, said: str):
+    (finding,) = run.findings()
+    assert finding.advice[0].text.startswith(said)
+
+
 def test_no_skip_is_claimed_where_the_step_was_taken():
     run = Run().clean(50).clean(1, loss=math.inf).clean(5)
     assert "the step was taken" in headline(run)

@@ -39,7 +39,7 @@ def test_a_loss_that_ends_in_nan_after_it_diverged_has_one_headline():
     run = Run().clean(200).clean(loss=rising(16), norm=rising(16)).broken(12)
     (finding,) = run.findings()
     assert finding.kind == "divergence"
-    assert any("not finite since step 216" in e.text for e in finding.evidence)
+    assert any("not finite from step 216 on" in e.text for e in finding.evidence)
 
 
 def test_it_has_recovered_once_the_loss_is_back():
@@ -62,7 +62,7 @@ def test_three_steps_that_leap_are_divergence_at_the_next_skip():
     run = leaping(2.5, 6.0, 14.0).broken(8)
     (finding,) = run.findings()
     assert (finding.kind, finding.severity, finding.first_step) == ("divergence", "fatal", 60)
-    assert any("not finite since" in e.text for e in finding.evidence)
+    assert any("not finite from" in e.text for e in finding.evidence)
 
 
 def test_skips_between_the_leaps_change_nothing():

@@ -49,7 +49,7 @@ def test_a_fault_that_comes_again_is_one_finding():
 def test_a_fault_that_recovered_once_and_is_there_again_does_not_say_that_it_recovered():
     (finding,) = Run().clean(10).broken(3).clean(10).broken(8).findings()
     assert (finding.first_attempt, finding.last_attempt, finding.state) == (10, 30, "open")
-    since = "The loss is not finite since step 20 (attempt 23). It does not recover by itself"
+    since = "The loss is not finite from step 20 (attempt 23) on. It does not recover by itself"
     assert finding.headline.startswith(since)
     assert finding.evidence[-1].text == "Seen 2 times, first at step 10."
 
@@ -132,7 +132,7 @@ def test_a_learning_rate_of_zero_is_told_since_when_it_is_so_however_often_it_wa
         diagnosis.findings()
     (finding,) = [f for f in diagnosis.findings() if f.severity != "info"]
     assert (finding.kind, finding.first_attempt) == ("no_updates", 40)
-    assert "since step 40: 50 steps taken" in finding.headline
+    assert "from step 40 on: 50 steps taken" in finding.headline
 
 
 @settings(max_examples=60)

@@ -173,7 +173,7 @@ def test_nan_of_small_numbers_alone_proves_no_overflow():
         {"origin": SEARCH["origin"] | SMALL}, loss={"finite": False, "inputs_finite": False}
     ).findings()
     assert (finding.kind, finding.module) == ("nonfinite_forward", "blocks.1.attention")
-    assert finding.headline.startswith("NaN appears inside blocks.1.attention since step 100")
+    assert finding.headline.startswith("NaN appears inside blocks.1.attention from step 100 on")
 
 
 def left_out(search: dict[str, object], softmax: object) -> list[tuple[str, str, int]]:

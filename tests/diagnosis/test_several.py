@@ -16,7 +16,7 @@ def test_an_optimizer_that_alone_is_skipped_starves_the_other():
     (finding,) = starving(10).findings()
     assert (finding.kind, finding.severity, finding.first_attempt) == ("many_optimizers", "error", 100)
     assert finding.headline.startswith(
-        "SGD (optimizer 1) is skipped in every attempt since step 100 while Adam"
+        "SGD (optimizer 1) is skipped in every attempt from step 100 on while Adam"
     )
 
 

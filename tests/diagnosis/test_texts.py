@@ -26,6 +26,10 @@ def test_scales_are_powers_of_two(scale: float, said: str):
     assert texts.power(scale) == said
 
 
+def test_one_tensor_is_not_the_first_of_several():
+    assert [texts.first_of("head.bias", count) for count in (1, 2)] == ["head.bias", "head.bias first"]
+
+
 def test_code_keeps_its_own_braces():
     (advice,) = texts.fill([Advice("by {k}", "{other: {k}}")], k=3)
     assert (advice.text, advice.code) == ("by 3", "{other: 3}")

@@ -119,3 +119,26 @@ def test_no_parameter_is_kept_beyond_a_window(tmp_path):
             model[0].weight, other
         )  # torch refuses it for a tensor that is held elsewhere
     assert model[0].weight is not other
+
+
+def scaled(directory, times_scale, init_scale=2.0**16, steps=30):
+    """A loop whose loss is put through something before scale()."""
+    model = mlp()
+    with recorded(directory) as make:
+        scaler = make(model=model, init_scale=init_scale)
+        train(model, scaler, lambda step: times_scale(regression(model, step), step, scaler), steps=steps)
+
+
+def test_a_loss_that_is_scaled_by_hand_from_the_first_step_on(tmp_path):
+    scaled(tmp_path, lambda loss, _, scaler: loss * scaler.get_scale())
+    (finding,) = worse_than_info(tmp_path)
+    assert (finding.kind, finding.severity, finding.first_attempt) == ("scaler_bypassed", "error", 1)
+    assert "the loss is multiplied by the loss scale before scale()" in finding.headline
+    assert finding.evidence[0].text.startswith("Through 6 skipped attempts in a row")
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.75, 0.6])
+def test_a_loss_that_falls_while_the_scale_comes_down_is_healthy(tmp_path, factor):
+    """By itself, as one whose weight is lowered at each attempt, at 14 skipped attempts and more."""
+    scaled(tmp_path, lambda loss, step, _: loss * factor ** min(step, 20), init_scale=2.0**32)
+    assert told(tmp_path) == []

@@ -196,6 +196,7 @@ def test_a_warm_up_that_passes_while_every_step_is_skipped(tmp_path):
     warmed_up(tmp_path, careful=False)
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.first_attempt) == ("schedule_ahead", "warning", 1)
+    assert "before the first step was taken, at step 0 (attempt " in finding.headline
 
 
 def test_a_schedule_that_waits_for_the_optimizer_is_silent(tmp_path):

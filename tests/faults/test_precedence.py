@@ -38,7 +38,7 @@ def test_a_starved_optimizer_is_named_near_the_dead_zone(tmp_path):
     alone(tmp_path, steps=90)
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.first_attempt) == ("many_optimizers", "fatal", 0)
-    assert finding.headline.startswith("RMSprop (optimizer 1) is skipped in every attempt since step 0")
+    assert finding.headline.startswith("RMSprop (optimizer 1) is skipped in every attempt from step 0 on")
     assert finding.advice[0].text.startswith("Stop now")
     assert [(link.kind, link.attempt) for link in finding.chain] == [
         ("many_optimizers", 0),
@@ -50,7 +50,7 @@ def test_a_starved_optimizer_is_named_after_its_scale_destroyed_the_weights(tmp_
     alone(tmp_path, steps=190)
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.state) == ("many_optimizers", "fatal", "open")
-    assert finding.headline.startswith("RMSprop (optimizer 1) is skipped in every attempt since step 0")
+    assert finding.headline.startswith("RMSprop (optimizer 1) is skipped in every attempt from step 0 on")
     assert finding.advice[0].text.startswith("Stop, and go back to the last checkpoint from before step 144")
     assert not any(
         "nothing is learned:" in e.text or "Nothing has been learned" in e.text for e in finding.evidence

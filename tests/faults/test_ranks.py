@@ -123,7 +123,7 @@ def test_gradients_that_the_wrapper_was_told_not_to_average(tmp_path):
     """no_sync() also around the last micro-batch of a window: neither scale nor skips differ."""
     (finding,) = worse_than_info(two_ranks(tmp_path, "not synchronised"))
     assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "fatal", 7)
-    assert finding.headline.startswith("Ranks 0 and 1 step by different gradients since step 7, which")
+    assert finding.headline.startswith("Ranks 0 and 1 step by different gradients from step 7 on, which")
 
 
 def test_a_rank_that_loaded_another_checkpoint_after_it_was_wrapped(tmp_path):
@@ -135,7 +135,9 @@ def test_a_rank_that_loaded_another_checkpoint_after_it_was_wrapped(tmp_path):
 def test_two_ranks_without_a_wrapper_train_each_by_itself(tmp_path):
     (finding,) = worse_than_info(two_ranks(tmp_path, "alone"))
     assert (finding.kind, finding.severity, finding.first_attempt) == ("rank_disagreement", "warning", 0)
-    assert finding.headline.startswith("Ranks 0 and 1 train the same model each by itself since step 0: ")
+    assert finding.headline.startswith(
+        "Ranks 0 and 1 each train the same model by themselves from step 0 on: "
+    )
 
 
 @pytest.mark.parametrize("what", ["together", "by hand"])

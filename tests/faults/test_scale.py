@@ -171,7 +171,7 @@ def at_rate(directory, optimizer, lr, body=mlp):
             torch.optim.SGD,
             10.0,
             mlp,
-            "Training diverges since step 1",
+            "Training diverges from step 1",
         ),  # the loss leaps, and stays finite for long
         (torch.optim.AdamW, 10.0, Transformer, "The first step threw the model"),  # it is never finite again
     ],

@@ -36,10 +36,11 @@ from .headlines import (
     RECOVERED,
     RECOVERY,
     SEEN_LATER,
+    TIED,
     WHY_NONE,
 )
 from .short import SHORT
-from .words import at, at_step, fill, module, percent, power, skipped, span, times
+from .words import at, at_step, fill, first_of, module, percent, power, skipped, span, times
 
 __all__ = [
     "ADVICE",
@@ -67,10 +68,12 @@ __all__ = [
     "RECOVERY",
     "SEEN_LATER",
     "SHORT",
+    "TIED",
     "WHY_NONE",
     "at",
     "at_step",
     "fill",
+    "first_of",
     "module",
     "percent",
     "power",

@@ -18,6 +18,11 @@ _NOT_CLEANED: Final = Advice(
 _GO_BACK: Final = (
     "Stop, and go back to the last checkpoint from before {first}. No scale and no batch mends weights."
 )
+_IN_DATA: Final = "missing values, empty targets, labels out of range, sequences shorter than their targets. Leave it out, or mend it."
+_NAMED: Final = Advice(
+    "Where the order of the data is not known, log which batch each is: the next one is then named.",
+    "ampwatch.log(batch_id=index)",
+)
 
 FORWARD: Final[dict[str, list[Advice]]] = {
     "forward_overflow": [
@@ -140,11 +145,22 @@ FORWARD: Final[dict[str, list[Advice]]] = {
             "scaler skips the step, but a forward pass is not undone."
         ),
     ],
-    "bad_batch.known": [
+    "bad_batch.batch": [
+        Advice(f"Look at batch {{batch}}: {_IN_DATA}"),
+        _NOT_CLEANED,
+    ],
+    "bad_batch.place": [
         Advice(
-            "Look at that batch: missing values, empty targets, labels out of range, sequences shorter than their targets. "
-            "Leave it out, or mend it.",
+            f"Look at the data that attempt {{place}} of each epoch is given (the first is attempt 0): {_IN_DATA}"
         ),
+        _NAMED,
+        _NOT_CLEANED,
+    ],
+    "bad_batch.period": [
+        Advice(
+            f"Look at the data that is loaded at {{first}}, and again every {{period}} attempts: {_IN_DATA}"
+        ),
+        _NAMED,
         _NOT_CLEANED,
     ],
     "bad_batch": [

@@ -24,6 +24,11 @@ _CALLS: Final = [
     )
 ]
 
+_WATCH: Final = Advice(
+    "A scaler that is off records nothing: watch the optimizer, so that loss, gradients and weights are still looked at.",
+    "ampwatch.watch_optimizer(optimizer, model=model)",
+)
+
 LOOP: Final[dict[str, list[Advice]]] = {
     "call_order": _CALLS,
     "scaler_bypassed": [
@@ -399,12 +404,14 @@ LOOP: Final[dict[str, list[Advice]]] = {
             "Or leave the scaler out, if float32 is meant.",
             "scaler = ampwatch.GradScaler(device, enabled=False)",
         ),
+        _WATCH,
     ],
     "useless_scaler": [
         Advice(
             "Enable the scaler with float16 autocast only. {dtype} has float32's range and needs none.",
             "scaler = ampwatch.GradScaler(device, enabled=dtype is torch.float16, model=model)",
         ),
+        _WATCH,
         Advice(
             "If you kept it to skip steps that are not finite: it does, and thereby hides the fault those skips are."
         ),

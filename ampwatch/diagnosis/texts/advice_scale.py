@@ -95,7 +95,7 @@ SCALE: Final[dict[str, list[Advice]]] = {
     ],
     "underflow": [
         Advice(
-            "Raise the loss scale by 2^{raise_log2}, to {target}. Estimated loss there: {after}; the largest "
+            "Raise the loss scale by a factor of 2^{raise_log2}, to {target}. Estimated loss there: {after}; the largest "
             "float16 gradient stays {headroom} binades below overflow.",
             "scaler = ampwatch.GradScaler(device, init_scale=2.0**{target_log2}, model=model)",
         ),

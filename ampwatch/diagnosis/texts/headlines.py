@@ -24,8 +24,8 @@ HEADLINES: Final = {
         "Healthy, nothing to do."
     ),
     "spike": (
-        "{skips} since {first} that loss scaling does not explain, with a finite loss: gradients were for a moment larger "
-        "than before. {recovery}"
+        "At {first} gradients were larger than before for a moment: {skips}, with a finite loss, that loss scaling "
+        "does not explain. {recovery}"
     ),
     "spike.loss": (
         "The loss was {ratio} × the largest of the 64 before it at {first}. Steps were taken, so this batch is in the "
@@ -53,47 +53,47 @@ HEADLINES: Final = {
         "The loss is not finite every {period} attempts: {count} times, first at {first}. Data that comes in that period is "
         "the likely cause; it does not end by itself."
     ),
-    "nonfinite_forward": "The loss is not finite since {first}{where}. {recovery}",
+    "nonfinite_forward": "The loss is not finite from {first} on{where}. {recovery}",
     "nonfinite_forward.born": (
-        "NaN appears inside {module} since {first}, out of finite inputs; nothing proves that values there exceed float16. "
+        "NaN appears inside {module} from {first} on, out of finite inputs; nothing proves that values there exceed float16. "
         "{recovery}"
     ),
     "mask_constant.product": (
-        "A mask times a constant beyond float16 makes NaN of attention scores in {module} since {first}: 0 · -inf. {recovery}"
+        "A mask times a constant beyond float16 makes NaN of attention scores in {module} from {first} on: 0 · -inf. {recovery}"
     ),
     "forward_overflow": (
-        "Values inside {module} exceed float16 (65504) in the forward pass since {first}. {recovery}"
+        "Values inside {module} exceed float16 (65504) in the forward pass from {first} on. {recovery}"
     ),
     "low_precision_params.error": (
         "{optimizer} trains parameters in {dtype}, which GradScaler refuses with an error at {first}: it does not recover "
         "by itself."
     ),
     "low_precision_params.warning": (
-        "{optimizer} trains parameters in {dtype} with a GradScaler, which is made for float32 parameters, since {first}; "
-        "it goes on until the dtype is changed."
+        "{optimizer} trains parameters in {dtype} from {first} on, with a GradScaler, which is made for float32 "
+        "parameters: it goes on until the dtype is changed."
     ),
     "low_precision_params.rounded": (
         "Since {first} no step has changed a weight of those compared in {tensor} and others: {dtype} rounds away what "
         "{optimizer} adds to them. It does not recover by itself."
     ),
     "shared_parameter": (
-        "{optimizer} and {other} both hold {tensor}, whose gradient is divided by the loss scale twice since {first}; it "
+        "{optimizer} and {other} both hold {tensor}, whose gradient is divided by the loss scale twice from {first} on; it "
         "goes on until one of them lets go of it."
     ),
     "no_gradients.some": (
-        "{count} of {optimizer} never had a gradient, {tensor} first: the loss does not reach them, and they stay what they "
-        "are. No harm if that is meant."
+        "The loss has not reached {count} of {optimizer} since {first} ({tensor}): what has no gradient stays what it "
+        "is. No harm if that is meant."
     ),
     "no_gradients": (
         "No parameter of {optimizer} has a gradient at {first}: {why}. It does not recover by itself."
     ),
     "no_gradients.zero": (
-        "{count}, {tensor} first, had nothing but zeros whenever they were looked at, while others had not: what comes back "
-        "to these weights is exactly zero. No harm if that is meant."
+        "Backward has brought nothing but zeros to {count} ({tensor}) in every look from {first} on, and more than "
+        "zeros to others. No harm if that is meant."
     ),
     "no_gradients.meta": (
-        "{count} of {optimizer}, {tensor} first, lie on the meta device, which holds no numbers, since {first}: no step can "
-        "train them. It does not recover by itself."
+        "{optimizer} holds {count} on the meta device, which stores no numbers, from {first} on ({tensor}): no step "
+        "can train what is not there. It does not recover by itself."
     ),
     "no_gradients.replaced": (
         "{foreign} of {total} parameters of {optimizer} are not the model's, and {tensor}, which the model trains, is in no "
@@ -108,52 +108,52 @@ HEADLINES: Final = {
         "no scale, from the first step until it is made for the device in use."
     ),
     "backend_limit.device": (
-        "The GradScaler was made for {device} and the parameters of {optimizer} are on {other}: torch scales where the loss is, "
-        "so that all is well here, and turns a scaler for cuda off where there is none."
+        "The GradScaler was made for {device} and the parameters of {optimizer} are on {other}: it works here, from "
+        "the first step on, since torch scales where the loss is; on a machine without CUDA a scaler for cuda is off."
     ),
     "backend_limit.captured": (
-        "The scaler is called while a CUDA graph is captured, at {first}: attempts that a replay makes are not seen, and "
-        "nothing can be said of them until the loop calls the scaler outside of the graph."
+        "The scaler is called while a CUDA graph is captured, at {first}: what the replays of the graph do is not "
+        "seen, and nothing can be said of it until the loop calls the scaler outside of the graph."
     ),
     "backend_limit.compiled": (
-        "scale() is never seen, since {first}, although steps are taken: it is compiled into a graph, and losses are not "
-        "observable until it is called outside of it."
+        "Steps are taken and scale() is never seen, from {first} on: it is compiled into a graph, and losses cannot "
+        "be observed until it is called outside of it."
     ),
     "backend_limit.saturating": (
-        "Gradients stop at 65504 since {first} and are never inf: float16 saturates there, so that the scaler cannot see an "
+        "Gradients stop at 65504 from {first} on and are never inf: float16 saturates there, so that the scaler cannot see an "
         "overflow. It goes on until the scale is kept below that, or the clamp is taken out."
     ),
     "device_fault": (
-        "{module} gives NaN in float16 since {first}, of finite inputs and weights whose float32 result is small: the device "
+        "{module} gives NaN in float16 from {first} on, of finite inputs and weights whose float32 result is small: the device "
         "or its kernel is at fault, not the model. It does not recover by itself."
     ),
     "sparse_overflow": (
-        "The sparse float16 gradient of {tensor} overflows since {first} as values of equal indices are added, each of which "
-        "is finite. It recovers by itself once the scale has come down, for all tensors alike."
+        "The sparse float16 gradient of {tensor} overflows from {first} on: values of equal indices are each finite, "
+        "and their sum is not. It recovers by itself once the scale has come down, for all tensors alike."
     ),
     "epsilon_underflow.fatal": (
         "The eps of {optimizer}, {eps}, is 0 in its float16 {what}: the step of {first} divides by zero. It does not "
         "recover by itself."
     ),
     "epsilon_underflow.warning": (
-        "The eps of {optimizer}, {eps}, is 0 in its float16 {what} since {first}: where a gradient is small, its step "
-        "divides by zero."
+        "The eps of {optimizer}, {eps}, is 0 in its float16 {what} from {first} on: where a gradient is small, its "
+        "step divides by zero. It goes on until eps or the dtype is changed."
     ),
     "fused_optimizer.twice": (
-        "{optimizer} divides by the loss scale gradients that unscale_() has divided already, since {first}: they are {scale} "
-        "times too small. It goes on until the optimizer heeds that."
+        "{optimizer} divides gradients by the loss scale once more than unscale_() did, from {first} on: they are "
+        "{scale} times too small. It goes on until the optimizer leaves that out."
     ),
     "fused_optimizer.moved": (
-        "{optimizer} took a step at {first} with gradients that were not finite, although it was to be skipped. The weights "
+        "{optimizer} took a step at {first} that was to be skipped, with gradients that were not finite. The weights "
         "do not recover by themselves."
     ),
     "fused_optimizer.state": (
-        "{optimizer} took up gradients that were not finite into its state at {first}, although the step was to be skipped. "
-        "Later steps use that state."
+        "{optimizer} took gradients that were not finite into its state at {first}, in a step that was to be skipped. "
+        "It does not recover by itself: later steps use that state."
     ),
     "fused_optimizer.count": (
-        "{optimizer} counts steps that were skipped, first at {first}, and leaves weights and moments as they are: what is "
-        "reckoned from the count, as a bias correction, is off, and less so with each step taken."
+        "{optimizer} counts steps that were skipped, first at {first}, and leaves weights and moments as they are: "
+        "what depends on the count, such as a bias correction, is off, and less so with each step taken."
     ),
     "fused_optimizer.unfilled": (
         "The first step of {optimizer}, at {first}, was skipped, and left a momentum buffer of uninitialised memory. It is "
@@ -164,35 +164,35 @@ HEADLINES: Final = {
         "do not recover, {tensor} first."
     ),
     "clip_scaled": (
-        "Gradients are clipped while they are scaled, since {first}: their {measured} is held at {value}, at loss scale "
+        "Gradients are clipped while they are scaled, from {first} on: their {measured} is held at {value}, at loss scale "
         "{scale}. It goes on until the clip comes after unscale_()."
     ),
     "grads_not_cleared": (
-        "Gradients are not cleared before the next backward pass since {first}: once one is inf or NaN, every step after "
+        "Gradients are not cleared before the next backward pass from {first} on: once one is inf or NaN, every step after "
         "it is skipped. It goes on until zero_grad() is called."
     ),
     "grads_not_cleared.unscaled": (
-        "Gradients are not cleared before the next backward pass since {first}: each step is made of all gradients so far. "
+        "Gradients are not cleared before the next backward pass from {first} on: each step is made of all gradients so far. "
         "It goes on until zero_grad() is called."
     ),
     "cleaned_gradients.unscaled": (
-        "Something makes numbers of inf and NaN in the gradients before the optimizer sees them, since {first}: steps are "
-        "taken that mean nothing. It goes on until that is taken out."
+        "Something replaces inf and NaN in the gradients by numbers before the optimizer sees them, from {first} on: "
+        "steps are taken that mean nothing. It goes on until that is taken out."
     ),
     "cleaned_gradients": (
-        "Something makes numbers of inf and NaN in the gradients before the scaler sees them, since {first}: steps are "
-        "taken that should be skipped. It goes on until that is taken out."
+        "Something replaces inf and NaN in the gradients by numbers before the scaler sees them, from {first} on: "
+        "steps are taken that should be skipped. It goes on until that is taken out."
     ),
     "norm_overflow": (
         "The gradient norm that the loop logs is not finite at {first}, although every gradient is: the norm itself "
         "overflows. It goes on until it is computed in float32."
     ),
     "rank_disagreement": (
-        "Ranks {low} and {high} differ in loss scale or skipped steps since {first}: their weights drift apart from there. It "
+        "Ranks {low} and {high} differ in loss scale or skipped steps from {first} on: their weights drift apart from there. It "
         "does not recover by itself."
     ),
     "rank_disagreement.gradients": (
-        "Ranks {low} and {high} step by different gradients since {first}, which DistributedDataParallel should have averaged: "
+        "Ranks {low} and {high} step by different gradients from {first} on, which DistributedDataParallel should have averaged: "
         "their weights drift apart. It does not recover by itself."
     ),
     "rank_disagreement.weights": (
@@ -200,27 +200,28 @@ HEADLINES: Final = {
         "they average belong to two models. It does not recover by itself."
     ),
     "rank_disagreement.alone": (
-        "Ranks {low} and {high} train the same model each by itself since {first}: their gradients are never averaged. It "
-        "goes on until they are; no harm where each is meant to have weights of its own."
+        "Ranks {low} and {high} each train the same model by themselves from {first} on: their gradients are never "
+        "averaged. It goes on until they are; no harm where each is meant to have weights of its own."
     ),
     "rank_fault": (
-        "Rank {rank} alone has a loss that is not finite, since {first}, and spoils the step of all: its data, its device or "
-        "its copy of the model. It does not recover by itself."
+        "Rank {rank} alone has a loss that is not finite, from {first} on, and spoils the step of all: look at its "
+        "data, its device or its copy of the model. It does not recover by itself."
     ),
     "rank_fault.gradients": (
-        "Rank {rank} alone has gradients that are not finite, since {first}, though its loss is, and spoils the step of "
-        "all. It does not recover by itself."
+        "Rank {rank} alone has gradients that are not finite, from {first} on, though its loss is finite, and spoils "
+        "the step of all. It does not recover by itself."
     ),
     "mask_constant": (
-        "Rows of attention scores in {module} are masked altogether since {first}, and their softmax is NaN. {recovery}"
+        "Rows of attention scores are masked altogether in {module} from {first} on, and their softmax is NaN. "
+        "{recovery}"
     ),
     "loss_in_fp16": (
-        "The loss makes inf or NaN of finite model outputs since {first}, in float16 operations. {recovery}"
+        "The loss makes inf or NaN of finite model outputs from {first} on, in float16 operations. {recovery}"
     ),
-    "weights_poisoned": "Parameters are inf or NaN since {first}, {tensor} first. {recovery}",
+    "weights_poisoned": "Parameters are inf or NaN from {first} on, {tensor} first. {recovery}",
     "weights_poisoned.applied": "An infinite gradient was applied to the weights at {first}. {recovery}",
     "weights_poisoned.unscaled": "Gradients that are inf or NaN were applied to the weights at {first}. {recovery}",
-    "buffers_poisoned": "Buffers of the model are inf or NaN since {first}, {tensor} first. {recovery}",
+    "buffers_poisoned": "Buffers of the model are inf or NaN from {first} on, {tensor} first. {recovery}",
     "scale_floor": (
         "The loss scale is held at {scale} and nothing is learned: {skips} in a row since {first}. It does not recover "
         "by itself."
@@ -230,7 +231,7 @@ HEADLINES: Final = {
         "{recovery}"
     ),
     "many_optimizers.starved": (
-        "{name} is skipped in every attempt since {first} while {other} goes on: its gradients overflow by themselves, and "
+        "{name} is skipped in every attempt from {first} on while {other} goes on: its gradients overflow by themselves, and "
         "the loss scale that both share falls until small gradients are lost. It does not recover by itself."
     ),
     "many_optimizers.lazy": (
@@ -238,16 +239,16 @@ HEADLINES: Final = {
         "again in between. It does not recover by itself."
     ),
     "many_optimizers.period": (
-        "Every {period} attempts one is skipped, since {first}: what is computed in that period overflows each "
+        "One attempt in every {period} is skipped, from {first} on: what is computed in that period overflows each "
         "time, and the scale has grown back before the next. It does not recover by itself."
     ),
     "schedule_ahead": (
-        "The learning rate schedule is {ahead} ahead of the optimizer since {first}, because it goes on when a step is "
-        "skipped; it does not fall back by itself."
+        "The learning rate schedule is {ahead} ahead of the optimizer from {first} on, because it goes on when a step "
+        "is skipped; it does not fall back by itself."
     ),
     "schedule_ahead.warm_up": (
-        "The warm-up of the learning rate was over before the first step was taken, since every attempt from {first} on was "
-        "skipped and the schedule went on; it does not come again by itself."
+        "The warm-up of the learning rate was over before the first step was taken, at {taken}: every attempt before "
+        "it was skipped, and the schedule went on. It does not come again by itself."
     ),
     "scaler_state_lost": (
         "A new GradScaler took the place of one that had settled at {before} and began at {after}, at {first}: the scale "
@@ -261,20 +262,20 @@ HEADLINES: Final = {
         "The training was resumed without the state of its GradScaler: it ended at {before} and began at {after}, at "
         "{first}. It recovers by itself after some skipped steps, until the next time."
     ),
-    "divergence": ("Training diverges since {first}: {grown}. {recovery}"),
+    "divergence": ("Training diverges from {first} on: {grown}. {recovery}"),
     "divergence.early": (
-        "Loss and gradient norm grow together since {first}: {grown}. If it goes on, training diverges; nothing is lost yet."
+        "Loss and gradient norm grow together from {first} on: {grown}. If it goes on, training diverges; nothing is lost yet."
     ),
     "divergence.rate": (
         "{steps} threw the model out of float16's range: each weight was moved by about the learning rate, {rate}, and the "
-        "loss is not finite since {first}. {recovery}"
+        "loss is not finite from {first} on. {recovery}"
     ),
     "no_updates": (
         "Nothing has been learned since {first}: {skips} in a row, loss scale down to {scale}. It does not "
         "recover by itself."
     ),
     "no_updates.rate": (
-        "Nothing is learned since {first}: {steps} taken at a learning rate of 0, at which no weight moves. It goes on until "
+        "Nothing is learned from {first} on: {steps} taken at a learning rate of 0, at which no weight moves. It goes on until "
         "the schedule or the loop raises it."
     ),
     "no_updates.zero": (
@@ -286,47 +287,47 @@ HEADLINES: Final = {
         "No harm where it is a margin that every sample keeps."
     ),
     "no_updates.scale": (
-        "Nothing is learned since {first}: the loss scale is {scale}, which makes inf or NaN of every gradient and which no "
+        "Nothing is learned from {first} on: the loss scale is {scale}, which makes inf or NaN of every gradient and which no "
         "backoff mends, {skips} in a row. It does not recover by itself."
     ),
     "underflow": (
-        "Gradients underflow since {first}: {share} of the elements computed in float16 are lost{bound}, most in "
+        "Gradients underflow from {first} on: {share} of the elements computed in float16 are lost{bound}, most in "
         "{tensor}. {recovery}"
     ),
     "underflow.all": (
-        "Every gradient is exactly zero since {first} although the loss is not, at loss scale {scale}: they "
+        "Every gradient is exactly zero from {first} on although the loss is not, at loss scale {scale}: they "
         "underflow. {recovery}"
     ),
     "accumulation": (
-        "The gradient grows with the number of micro-batches in a window, seen since {first}: the loss is not divided by "
+        "The gradient grows with the number of micro-batches in a window, seen from {first} on: the loss is not divided by "
         "that number, so that windows of different length count differently. It goes on until it is."
     ),
     "narrow_range": (
-        "No single loss scale serves all tensors since {first}: {low} loses {share} of its elements to underflow, and at a "
+        "No single loss scale serves all tensors from {first} on: {low} loses {share} of its elements to underflow, and at a "
         "larger scale {high} overflows. It does not recover by itself."
     ),
     "summed_loss": (
-        "The loss scale is {scale}, below 1, since {first}, steps are taken and the loss falls: the loss is a sum over many "
-        "elements. Healthy, nothing to do."
+        "The loss scale has been below 1 since {first} and is {scale} now, while steps are taken and the loss falls: "
+        "the loss is a sum over many elements. Healthy, nothing to do."
     ),
     "unscaled_by_new_scale": (
         "Gradients are divided by the scale of the next step: at each growth, first at {first}, the applied gradient is half "
         "of the true one. Known of this framework, nothing to do."
     ),
     "useless_scaler": (
-        "A GradScaler runs with {dtype} autocast, where it protects nothing. Training is not harmed, but every "
-        "step pays a pass over the gradients."
+        "A GradScaler runs with {dtype} autocast, where it protects nothing, from the first step on. Training is not "
+        "harmed, but every step pays a pass over the gradients until the scaler is turned off."
     ),
     "useless_scaler.growths": (
-        "The loss scale grew {growths} times without one overflow and the gradients are bfloat16: the GradScaler "
-        "protects nothing."
+        "The loss scale grew {growths} times without one overflow, first at {first}, and the gradients are bfloat16: "
+        "the GradScaler protects nothing. Training is not harmed, but every step pays a pass over the gradients."
     ),
     "useless_scaler.device": (
         "Autocast is on for {other}, and the model computes on {device}, where it is not: everything runs in float32 from the "
         "first step on, and the GradScaler protects nothing."
     ),
-    "call_order": "The training loop calls the scaler in a wrong order since {first}: {fault}. {raised}",
-    "scaler_bypassed": "The training loop goes past the scaler since {first}: {fault}. {raised}",
+    "call_order": "The training loop calls the scaler in a wrong order from {first} on: {fault}. {raised}",
+    "scaler_bypassed": "The training loop goes past the scaler from {first} on: {fault}. {raised}",
 }
 
 HARM: Final = {
@@ -341,9 +342,9 @@ RECOVERY: Final = {
     "recovered": f"{RECOVERED} at {{closed}}.",
     "again": f"{RECOVERED} and came again, {{times}} by {{last}}.",
     "taken": "Its gradients are finite, and steps are taken all the same.",
-    "unknown": "Another attempt will tell whether it recovers.",
+    "unknown": "The next attempt will tell whether it recovers.",
     "went on": "training went on at {closed}.",
-    "open": "whether it recovers the next attempt will tell.",
+    "open": "the next attempt will tell whether it recovers.",
     "weights_poisoned": "It does not recover by itself: go back to a checkpoint from before {first}.",
     "buffers_poisoned": (
         "They do not recover by themselves: training may go on, yet evaluation and checkpoints are NaN from {first} on."
@@ -426,6 +427,11 @@ NOT_JUDGED: Final = {
         "recorded run (ampwatch.GradScaler or ampwatch.watch)."
     ),
 }
+
+TIED: Final = (
+    "Through {attempts} in a row, in which the weights stay what they are, the loss that scale() was given fell with the "
+    "loss scale: {loss} at {scale}, {loss_last} at {scale_last}."
+)
 
 APART: Final = {
     "gradients": "At {first} the norm of the true gradient is {low} on rank {lower} and {high} on rank {higher}.",

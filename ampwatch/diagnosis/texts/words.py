@@ -43,6 +43,11 @@ def module(name: str) -> str:
     return name if any(map(str.isalpha, name)) else f"module {name}"
 
 
+def first_of(name: str, count: int) -> str:
+    """The name of the one, or of the `first` of several: `head.bias`, `head.bias first`."""
+    return name if count == 1 else f"{name} first"
+
+
 def percent(share: float) -> str:
     """A share as a percentage, with two significant digits."""
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
