@@ -65,6 +65,7 @@ class GradientList:
         self._registry, self._names = registry, names
         self._parameters: list[Tensor] = []
         self._only_tensors = True
+        self._negated = False
         self._tensors = np.empty(0, np.int64)
         self._places: list[Sequence[int]] = []  # in the list of all, device by device
         self._turn = 0
@@ -101,10 +102,14 @@ class GradientList:
                 parameters, grads = _with_statistics(parameters)
         places: list[Sequence[int]] = [range(len(grads))] if dense else _places(map(Tensor.get_device, grads))
         same = len(parameters) == len(self._parameters) and all(map(is_, parameters, self._parameters))
+        if not same:
+            # Asking each at every attempt would take as long as all else; torch's op refuses what is negated as it is read.
+            self._negated = any(map(Tensor.is_neg, grads))
         if not same or places != self._places:
             self._arrange(optimizer, parameters, places)
         lists = [dense or grads] if len(places) == 1 else [[grads[i] for i in part] for part in places]
-        return Gradients(parameters, lists, self._tensors, usual and self._only_tensors, with_grad, sums)
+        usual = usual and self._only_tensors and not self._negated
+        return Gradients(parameters, lists, self._tensors, usual, with_grad, sums)
 
     def _arrange(self, optimizer: Optimizer, parameters: list[Tensor], places: list[Sequence[int]]) -> None:
         indices = self._registry.introduce(optimizer, parameters, self._names())

@@ -333,12 +333,11 @@ class Harvester:
             yield change, {"scale": outcome.scale, "scale_after": outcome.scale_after}
 
     def _keep_tensors(self, wanted: Wanted, numbers: Numbers) -> None:
-        of_all = np.ones(len(wanted.ids), np.bool_)
-        chosen = of_all if wanted.only is None else np.isin(wanted.ids, wanted.only)
-        ids, attempt = wanted.ids[chosen], wanted.attempt
-        statistics = empty(len(ids) * WIDTH).reshape(-1, WIDTH)
-        np.compress(chosen, numbers.reshape(-1, WIDTH), axis=0, out=statistics)
-        rows = _TensorRows(attempt.attempt, attempt.stream, wanted.scale, ids, statistics)
+        chosen = slice(None) if wanted.only is None else np.isin(wanted.ids, wanted.only)
+        given, attempt = numbers.reshape(-1, WIDTH)[chosen], wanted.attempt
+        statistics = empty(given.size).reshape(given.shape)
+        statistics[...] = given
+        rows = _TensorRows(attempt.attempt, attempt.stream, wanted.scale, wanted.ids[chosen], statistics)
         self._tensors.put(rows, rows.attempt, statistics.nbytes, records=len(rows.ids))
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:

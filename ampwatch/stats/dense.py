@@ -38,8 +38,7 @@ _dtype, _is_cpu, _is_cuda, _is_nested = map(attrgetter, ("dtype", "is_cpu", "is_
 
 
 class Dense(list[Tensor]):
-    """Plain tensors of one device and of real dtypes, each of which fills a stretch of memory in any order, and stands
-    there as it is read: not negated.
+    """Plain tensors of one device and of real dtypes, each of which fills a stretch of memory in any order.
 
     `addresses` and `numels` are (n,) int64; `formats` has a byte for each, of `library.FORMATS`; `dtypes` are those
     that occur, and `place` is the number of the GPU, or -1 for the CPU. Not to be changed.
@@ -56,7 +55,7 @@ class Dense(list[Tensor]):
         """The list with what is known of it; None where one of them is anything else, or there are none."""
         if isinstance(grads, Dense):
             return grads
-        if not grads or not PLAIN.issuperset(map(type, grads)) or any(map(Tensor.is_neg, grads)):
+        if not grads or not PLAIN.issuperset(map(type, grads)):
             return None
         dense = cls(grads)
         try:
@@ -97,7 +96,8 @@ class Dense(list[Tensor]):
         self.place = place
         self.addresses, self.numels = _each(Tensor.data_ptr, self), _each(Tensor.numel, self)
         self._set_formats(bytes([FORMATS[grad.dtype] for grad in self]))
-        filled = all(map(fills_its_memory, self))
+        usual = all(map(Tensor.is_contiguous, self)) and 1 not in self.numels
+        filled = usual or all(map(fills_its_memory, self))
         return filled and bool(self.addresses[self.numels > 0].all())
 
     def _set_formats(self, formats: bytes) -> None:
@@ -124,12 +124,16 @@ def _place_of(grads: Sequence[Tensor]) -> int | None:
 
 
 def fills_its_memory(grad: Tensor) -> bool:
-    """Whether the elements fill their memory, in any order."""
-    if grad.is_contiguous():
+    """Whether the elements fill their memory, in any order, and stand there as they are read.
+
+    Those that are negated when they are read are the imaginary part of a conjugate, every second of its numbers: to
+    be contiguous there can be only one.
+    """
+    if grad.is_contiguous() and grad.numel() != 1:
         return True
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(grad.stride(), grad.shape, strict=True) if n != 1):
         if stride != expected:
             return False
         expected *= size
-    return True
+    return not grad.is_neg()

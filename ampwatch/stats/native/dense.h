@@ -44,8 +44,8 @@ static int64_t elements_of(const struct dl_tensor *tensor, int *in_order)
 
 /* Addresses, numbers of elements and formats (enum format) of the n tensors of a list, and the device of them all, its
  * kind in the upper half.
- * A format has LOOK_CLOSER where this cannot tell whether the elements fill a stretch of memory: they are in another
- * order.
+ * A format has LOOK_CLOSER where this cannot tell whether the elements fill a stretch of memory and stand there as
+ * they are read: they are in another order, or there is one only, which may be negated when it is read.
  * Answers 1; 0 if one is not to be taken as it lies; -1 with an error of Python's. */
 EXPORT int ampwatch_describe(void *list, int64_t n, item_of *item, describe_tensor *describe, int64_t *addresses,
                              int64_t *numels, uint8_t *formats, int64_t *device)
@@ -62,7 +62,7 @@ EXPORT int ampwatch_describe(void *list, int64_t n, item_of *item, describe_tens
         if (format < 0 || (i && place != *device) || (numels[i] && !tensor.data))
             return 0;
         *device = place;
-        formats[i] = (uint8_t)(in_order ? format : format | LOOK_CLOSER);
+        formats[i] = (uint8_t)(in_order && numels[i] != 1 ? format : format | LOOK_CLOSER);
     }
     return 1;
 }
