@@ -25,9 +25,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 MEDIA_TYPE: Final = "application/vnd.ampwatch.batch"
 TOGETHER: Final = "application/vnd.ampwatch.batches"
 TOGETHER_BATCHES: Final = 64
-TOGETHER_BYTES: Final = (
-    512 << 10
-)  # of bodies, and one more batch: below what proxies take by default, which is 1 MiB
+TOGETHER_BYTES: Final = 512 << 10  # of bodies, and one more batch: proxies take 1 MiB by default
 
 
 class _Encoding(NamedTuple):

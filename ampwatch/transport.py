@@ -32,7 +32,8 @@ from .sender import Sender, together
 if TYPE_CHECKING:
     import httpx
 
-QUEUE_BYTES: Final = 16 << 20
+QUEUE_BYTES: Final = 4 << 20  # what is on the disk as well need not lie in memory
+UNSPOOLED_BYTES: Final = 16 << 20
 FIRST_RETRY_S: Final = 0.5
 LONGEST_RETRY_S: Final = 60.0
 BARRED_RETRY_S: Final = 300.0
@@ -55,7 +56,8 @@ class Transport:
         warned: what has been warned of already; kept up to date.
         http: transport of httpx in place of the network.
         first_retry_s, barred_retry_s: wait before the first retry, and where a person must do something first.
-        queue_bytes: bound of the bodies that wait in memory.
+        queue_bytes, unspooled_bytes: bounds of the bodies that wait in memory: for what is in a spool as well, and for what
+            is nowhere else.
     """
 
     def __init__(
@@ -73,12 +75,13 @@ class Transport:
         first_retry_s: float = FIRST_RETRY_S,
         barred_retry_s: float = BARRED_RETRY_S,
         queue_bytes: int = QUEUE_BYTES,
+        unspooled_bytes: int = UNSPOOLED_BYTES,
     ) -> None:
         self._server, self._token, self._http = server.rstrip("/"), token, http
         self._meanwhile, self._reread, self._forgotten = meanwhile, reread, forgotten
         self._cuts, self._refused = cuts or Cuts(None), refused
         self._first_retry_s, self._barred_retry_s = first_retry_s, barred_retry_s
-        self._queue_bytes = queue_bytes
+        self._queue_bytes, self._unspooled_bytes = queue_bytes, unspooled_bytes
         self._queue: deque[Batch] = deque()
         self._queued_bytes = 0
         self._behind: tuple[int, int] | None = None  # first and last number of what did not fit
@@ -116,7 +119,8 @@ class Transport:
             return False
         with self._wake:
             in_turn = self._behind is None or not is_spooled
-            fits = in_turn and self._queued_bytes + len(batch.body) <= self._queue_bytes
+            bound = self._queue_bytes if is_spooled else self._unspooled_bytes
+            fits = in_turn and self._queued_bytes + len(batch.body) <= bound
             if fits:
                 self._queue.append(batch)
                 self._queued_bytes += len(batch.body)

@@ -232,11 +232,12 @@ def test_an_outage_of_days_costs_no_memory_and_ends_in_order():
 
 def test_what_is_not_in_the_spool_is_sent_out_of_turn():
     server = Server(httpx.ConnectError("refused"))
-    client = transport(server, queue_bytes=2 * len(attempts(0).body))
-    kept = [client.submit(attempts(seq), is_spooled=seq != 3) for seq in range(4)]
-    assert kept[3] is False  # no room at all
+    size = len(attempts(0).body)
+    client = transport(server, queue_bytes=0, unspooled_bytes=size)
+    assert [client.submit(attempts(seq), is_spooled=seq == 0) for seq in range(2)] == [False, True]
     assert client.answered_seq == -1
     client.close(0)
+    assert not transport(server, unspooled_bytes=size - 1).submit(attempts(0), is_spooled=False)  # no room at all
 
 
 def test_a_poison_batch_stops_none_of_the_others(monkeypatch):
