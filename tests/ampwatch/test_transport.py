@@ -237,7 +237,9 @@ def test_what_is_not_in_the_spool_is_sent_out_of_turn():
     assert [client.submit(attempts(seq), is_spooled=seq == 0) for seq in range(2)] == [False, True]
     assert client.answered_seq == -1
     client.close(0)
-    assert not transport(server, unspooled_bytes=size - 1).submit(attempts(0), is_spooled=False)  # no room at all
+    assert not transport(server, unspooled_bytes=size - 1).submit(
+        attempts(0), is_spooled=False
+    )  # no room at all
 
 
 def test_a_poison_batch_stops_none_of_the_others(monkeypatch):
