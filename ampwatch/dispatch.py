@@ -93,7 +93,9 @@ class Dispatch:
         if not self._is_ready and rows:
             self._is_ready = True
             ring.reserve(_sizes_ahead(sent, rows))
-        if not ring.send(sent, attempt):
+        if ring.send(sent, attempt):
+            self.harvester.steps.sent = attempt.attempt
+        else:
             self._outrun("attempts", attempt.attempt)
         self.harvester.advance(together=min(TOGETHER, self._flight.depth // 4))
         self._send_wanted(ring)

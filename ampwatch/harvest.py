@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,27 @@ class _Newest:
     since: float
 
 
+class Steps:
+    """The step that a scaler's attempts have reached. It keeps no harvester alive, and is there when that is gone."""
+
+    def __init__(self, harvester: Harvester) -> None:
+        self._harvester = weakref.ref(harvester)
+        self.taken = 0  # before the attempt that follows the last digested one
+        self.offset = 0  # of the user's own step number
+        self.sent = -1  # the newest attempt that is under way or was
+        self.settled = -1  # the newest attempt whose step is known
+
+    @property
+    def coming(self) -> int:
+        """Step of the attempt that follows the last digested one."""
+        return self.taken + self.offset
+
+    def are_known(self, attempt: int) -> bool:
+        """Whether all attempts up to this one have been counted, or cannot be any more. Never waits."""
+        harvester = self._harvester()
+        return harvester is None or harvester.settles() or self.settled >= attempt
+
+
 class Harvester:
     """The source of one scaler: digests attempts, and hands them to the recorder.
 
@@ -143,8 +165,8 @@ class Harvester:
         self._glanced: dict[int, tuple[float, float]] = {}  # norm and loss of each stream's newest attempt
         self._waiting: Counter[int] = Counter()  # attempts of each stream that were glanced at since
         self._order_of: dict[int, list[str]] = {}
-        self._taken = 0
-        self._step_offset = 0
+        self.steps = Steps(self)
+        self._follows: tuple[Steps, int] | None = None  # until these are known up to this attempt
         self.escalation = Escalation()
         self.origins = Origins()
         self.scale: float | None = None  # that the last digested attempt left
@@ -152,7 +174,23 @@ class Harvester:
     @property
     def step(self) -> int:
         """Step of the attempt that follows the last digested one."""
-        return self._taken + self._step_offset
+        return self.steps.coming
+
+    def follow(self, steps: Steps) -> None:
+        """Count on from another scaler's, of which some attempts may be under way. Before the first attempt."""
+        self._follows = (steps, steps.sent)
+        self.steps.taken, self.steps.offset, self.steps.sent = steps.taken, steps.offset, steps.sent
+
+    def settles(self) -> bool:
+        """Digest what has arrived, and say whether nothing is left to count. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._digest()
+            self._settle(even_open=False)
+            return self._is_counted and not (self._ring is not None and len(self._ring))
+        finally:
+            self._lock.release()
 
     def listen(self, ring: Arrivals) -> None:
         """Digest what arrives here."""
@@ -170,7 +208,11 @@ class Harvester:
         """
         if self._lock.acquire(blocking=False):
             try:
-                if self._ring is not None and (len(self._ring) >= together or self._has_news(self._ring)):
+                if (
+                    self._begins()
+                    and self._ring is not None
+                    and (len(self._ring) >= together or self._has_news(self._ring))
+                ):
                     self._digest()
             finally:
                 self._lock.release()
@@ -210,7 +252,7 @@ class Harvester:
             rows, without_rows = self._rows.take()
             events, without_events = self._events.take()
             has_more = len(self._tensors) > 0
-            is_last = self._closed and self._ring is None and self._newest is None and not has_more
+            is_last = self._closed and self._ring is None and self._is_counted and not has_more
         finally:
             self._lock.release()
         dropped = [*without_tensors, *without_rows, *without_events]
@@ -227,10 +269,26 @@ class Harvester:
             time.sleep(0.001)
             self._digest()
 
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the step is known of all that has been digested, and of what another counts on from."""
+        return self._newest is None and self._follows is None
+
+    def _begins(self) -> bool:
+        """Whether it is known how many steps come before the first attempt."""
+        if self._follows is None:
+            return True
+        before, attempt = self._follows
+        if not before.are_known(attempt):
+            return False
+        self._follows = None
+        self.steps.taken, self.steps.offset, self.steps.settled = before.taken, before.offset, attempt
+        return True
+
     def _digest(self) -> None:
-        self._waiting.clear()
-        if self._ring is None:
+        if not self._begins() or self._ring is None:
             return
+        self._waiting.clear()
         for label, numbers in self._ring.receive():
             if isinstance(label, Attempt):
                 self._digest_attempt(label, numbers)
@@ -261,7 +319,7 @@ class Harvester:
         row = self._row(attempt, outcome)
         events = list(self._events_of(attempt, outcome, row))
         self._wanted += self._autopsies.add(attempt, outcome, row)
-        self._newest = _Newest(attempt, row, events, self._taken, self._clock())
+        self._newest = _Newest(attempt, row, events, self.steps.taken, self._clock())
         self._count(attempt, outcome)
         self.escalation.norm(attempt.stream, attempt.attempt, row["norm"])
 
@@ -275,8 +333,9 @@ class Harvester:
         self._newest = None
         logged = newest.attempt.logged.close()
         if "step" in logged:
-            self._step_offset = int(logged.pop("step")) - newest.taken
-        step = newest.taken + self._step_offset
+            self.steps.offset = int(logged.pop("step")) - newest.taken
+        step = newest.taken + self.steps.offset
+        self.steps.settled = newest.attempt.attempt
         row = newest.row | {"step": step} | {LOGGED_PREFIX + name: value for name, value in logged.items()}
         if not newest.attempt.has_loss:
             row["loss"] = logged.get("loss", MISSING)
@@ -341,7 +400,7 @@ class Harvester:
         self._tensors.put(rows, rows.attempt, statistics.nbytes, records=len(rows.ids))
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:
-        self._taken += bool(set(attempt.stepped) - set(outcome.skipped))
+        self.steps.taken += bool(set(attempt.stepped) - set(outcome.skipped))
         self.scale = outcome.scale_after
         self.origins.add_clean([i for i in attempt.found if i not in outcome.skipped])
         is_finite = _looks_finite(attempt, outcome)

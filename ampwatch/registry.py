@@ -26,6 +26,7 @@ from .worker import Source
 
 if TYPE_CHECKING:
     from .diagnosis.findings import Finding
+    from .harvest import Steps
 
 
 Owner: TypeAlias = Optimizer | nn.Module
@@ -70,6 +71,7 @@ class _Entry:
     index: int
     shape: tuple[int, ...] = ()  # what a change of is announced: groups, tensors
     scaler: int | None = None
+    steps: Steps | None = None  # of that scaler
     tensors: set[int] = field(default_factory=set)
 
 
@@ -145,9 +147,14 @@ class Registry:
         """As `owner`, and None for an optimizer that has no index yet."""
         return self.owner(optimizer) if optimizer in self._optimizers else None
 
-    def own(self, optimizer: Optimizer, scaler: int) -> None:
-        """Note that this scaler uses the optimizer from now on."""
-        self._optimizers[optimizer].scaler = scaler
+    def steps(self, optimizer: Optimizer) -> Steps | None:
+        """What the scaler has counted that used the optimizer last."""
+        return self._optimizers[optimizer].steps
+
+    def own(self, optimizer: Optimizer, scaler: int, steps: Steps) -> None:
+        """Note that this scaler, which counts these steps, uses the optimizer from now on."""
+        entry = self._optimizers[optimizer]
+        entry.scaler, entry.steps = scaler, steps
 
     def stream(self, scaler: int, optimizers: Sequence[int]) -> int:
         """Index of a scaler together with the optimizers of an attempt."""

@@ -328,8 +328,10 @@ class Watch(Unwatched):
         settle(self.recorder, optimizer, is_restored=self._is_restored)
         index = self._registry.optimizer(optimizer)
         if not self._tripwires.knows(index):
+            if self._scaler < 0 and (steps := self._registry.steps(optimizer)) is not None:
+                self._harvester.follow(steps)
             self._introduce(scaler, replaces=self._registry.owner(optimizer))
-            self._registry.own(optimizer, self._scaler)
+            self._registry.own(optimizer, self._scaler, self._harvester.steps)
             self._models.meet(optimizer)
             if self._models.has_waiting(optimizer):
                 self._protocol.waits(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 
 import numpy as np
@@ -310,3 +311,81 @@ def test_what_nobody_takes_is_forgotten(ring):
         ring.send(attempt(number, tensors=(3,)), numbers(row()))
         harvester.advance()
     assert harvester.next_wanted().attempt.attempt == 8
+
+
+def following(before, ring):
+    harvester = listening(ring)
+    harvester.follow(before.steps)
+    return harvester
+
+
+def sent(harvester, ring, *attempts, arrives=True):
+    """As a watch sends."""
+    for number in attempts:
+        ring.send(attempt(number), numbers(row()), arrives=arrives)
+        harvester.steps.sent = number
+
+
+def test_one_that_follows_waits_for_what_the_one_before_has_under_way(harvester, ring):
+    sent(harvester, ring, 0)
+    sent(harvester, ring, 1, arrives=False)
+    its = Arriving()
+    after = following(harvester, its)
+    sent(harvester, ring, 2, arrives=False)
+    sent(after, its, 3)
+    after.advance()
+    assert (after.harvest(final=False).attempts, after.step) == (None, 0)
+    ring.arrived = 1
+    after.advance()
+    assert after.harvest(final=False).attempts["step"].tolist() == [2]
+    ring.arrived = 1
+    assert harvester.harvest(final=False).attempts["step"].tolist() == [0, 1, 2]
+
+
+def test_the_training_thread_does_not_wait_for_the_recorder_at_the_one_before_either(harvester, ring):
+    sent(harvester, ring, 0)
+    its = Arriving()
+    after = following(harvester, its)
+    sent(after, its, 1)
+    with harvester._lock:
+        training = threading.Thread(target=after.advance)
+        training.start()
+        training.join(timeout=10)
+        assert not training.is_alive()
+    assert after.harvest(final=False).attempts["step"].tolist() == [1]
+
+
+def test_one_that_follows_keeps_none_alive(ring):
+    before = listening(ring)
+    sent(before, ring, 0, 1)
+    before.harvest(final=False)
+    its = Arriving()
+    after, gone = following(before, its), weakref.ref(before)
+    del before
+    sent(after, its, 2)
+    assert gone() is None
+    assert after.harvest(final=False).attempts["step"].tolist() == [2]
+
+
+def test_one_without_an_attempt_hands_on_what_it_followed(harvester, ring):
+    sent(harvester, ring, 0)
+    sent(harvester, ring, 1, arrives=False)
+    idle = following(harvester, Arriving())
+    idle.close()
+    its = Arriving()
+    last = following(idle, its)
+    sent(last, its, 2)
+    assert last.harvest(final=False).attempts is None
+    assert not idle.harvest(final=False).is_last
+    ring.arrived = 1
+    assert last.harvest(final=False).attempts["step"].tolist() == [2]
+    assert idle.harvest(final=False).is_last
+
+
+def test_an_attempt_that_is_lost_is_not_waited_for(harvester, ring):
+    sent(harvester, ring, 0)
+    harvester.steps.sent = 1
+    its = Arriving()
+    after = following(harvester, its)
+    sent(after, its, 2)
+    assert after.harvest(final=False).attempts["step"].tolist() == [1]

@@ -88,6 +88,7 @@ def test_a_scaler_made_anew_in_every_epoch(tmp_path):
     (finding,) = worse_than_info(tmp_path)
     assert (finding.kind, finding.severity, finding.first_attempt) == ("scaler_state_lost", "warning", 15)
     assert finding.evidence[0].value == 2
+    assert "2^7 and began at 2^16, at step 6 (attempt 15)" in finding.headline  # 9 of the 15 were skipped
 
 
 @pytest.mark.parametrize(("anew", "restore"), [(False, False), (True, True)])

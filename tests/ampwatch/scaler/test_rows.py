@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -202,6 +203,80 @@ def test_steps_are_those_taken_or_the_users_own(recorder):
     assert recorder.column("step") == [0, 1, 1, 100, 101]
     assert recorder.column("log.reward")[3] == 0.5
     assert is_missing(recorder.column("log.reward")).tolist() == [True, True, True, False, True]
+
+
+def epochs(recorder, begin, *, n=3):
+    """Epochs of three attempts with one optimizer, the second of them skipped; `begin` answers the epoch's scaler."""
+    model = Weighted()
+    optimizer = sgd(model)
+    for epoch in range(n):
+        scaler = begin(epoch)
+        for x in (1.0, math.inf, 1.0):
+            attempt(scaler, model, optimizer, (x, 0.0))
+        del scaler
+
+
+def test_a_scaler_made_anew_goes_on_with_the_steps(recorder):
+    epochs(recorder, lambda _: make(recorder))
+    assert recorder.column("step") == [0, 1, 1, 2, 3, 3, 4, 5, 5]
+    assert [e.step for e in recorder.events("scaler")] == [0, 2, 4]
+    assert [e.step for e in recorder.events("skip")] == [1, 3, 5]
+
+
+def test_it_does_where_the_one_before_is_gone_and_harvested_to_its_end(recorder):
+    def begin(epoch):
+        gc.collect()
+        assert recorder.column("step") == [0, 1, 1, 2, 3, 3][: 3 * epoch]
+        harvesters = [weakref.ref(source) for source in recorder.sources]
+        recorder.sources.clear()
+        assert [harvester() for harvester in harvesters] == [None] * len(harvesters)
+        return make(recorder)
+
+    epochs(recorder, begin)
+    assert recorder.column("step") == [0, 1, 1, 2, 3, 3, 4, 5, 5]
+
+
+def test_a_scaler_made_anew_goes_on_from_the_users_own_step(recorder):
+    def begin(epoch):
+        if epoch == 0:
+            recorder.logbook.add("step", 1000)
+        return make(recorder)
+
+    epochs(recorder, begin)
+    assert recorder.column("step") == [1000, 1001, 1001, 1002, 1003, 1003, 1004, 1005, 1005]
+
+
+def test_what_the_user_counts_himself_stays_his(recorder):
+    model = Weighted()
+    optimizer, scaler = sgd(model), make(recorder)
+    for step in range(6):
+        recorder.logbook.add("step", 10 * step)
+        attempt(scaler, model, optimizer)
+        scaler = make(recorder) if step % 2 else scaler
+    assert recorder.column("step") == [0, 10, 20, 30, 40, 50]
+
+
+def test_two_optimizers_of_a_scaler_made_anew(recorder):
+    networks = [(model, sgd(model)) for model in (Weighted(), Weighted())]
+    for _ in range(2):
+        scaler = make(recorder)
+        for model, optimizer in networks * 2:
+            attempt(scaler, model, optimizer)
+    assert recorder.column("step") == list(range(8))
+
+
+def test_scalers_of_different_optimizers_count_each_for_themselves(recorder):
+    trained = [(make(recorder), model, sgd(model)) for model in (Weighted(), Weighted())]
+    for _ in range(3):
+        for each in trained:
+            attempt(*each)
+    assert recorder.column("step") == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_scaler_that_comes_back_counts_no_step_twice(recorder):
+    scalers = [make(recorder), make(recorder)]
+    epochs(recorder, lambda epoch: scalers[epoch % 2], n=4)
+    assert recorder.column("step") == [0, 1, 1, 2, 3, 3, 2, 3, 3, 4, 5, 5]
 
 
 @pytest.mark.parametrize("place", ["top", "under way", "after"])
