@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .moments import Moment, moment_of
-from .rows import Rows
+from .rows import Rows, runs_of
 
 LEAST: Final = 6  # attempts
 DEEP: Final = 32.0  # a factor by which the scale falls in them
@@ -40,13 +40,12 @@ class Tied:
         if self.found is not None:
             return
         finite = np.isfinite(rows["loss"]) & np.isfinite(rows["scale"])
-        still = rows["skipped"] & (
-            (rows["stepped"] & ~rows["skips"]) == 0
-        )  # no other optimizer stepped either
+        still = rows["skipped"] & ((rows["stepped"] & ~rows["skips"]) == 0)  # nor did another optimizer step
         tells = still & finite & (rows["loss"] > 0) & (rows["scale"] > 0) & ~rows["penalised"]
-        for row, one in zip(rows, tells, strict=True):
-            if one:
-                self._add(row)
+        for start, stop in runs_of(tells):
+            if tells[start]:
+                for row in rows[start:stop]:
+                    self._add(row)
             else:
                 self.end()
 
