@@ -1,6 +1,7 @@
 """What every test shares: warnings are errors (pyproject.toml), and in CI a skip that could have run is one too."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,7 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 os.environ["AMPWATCH_SPOOL_MIN_FREE_BYTES"] = "0"  # no test depends on how full the disk of the machine is
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs in its background ignore it, children too
 
 
 @pytest.hookimpl(hookwrapper=True)
