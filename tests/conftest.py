@@ -14,7 +14,8 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 os.environ["AMPWATCH_SPOOL_MIN_FREE_BYTES"] = "0"  # no test depends on how full the disk of the machine is
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs in its background ignore it, children too
+# A shell has what runs in its background ignore an interrupt, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(hookwrapper=True)
