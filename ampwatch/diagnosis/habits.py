@@ -333,11 +333,14 @@ class Habits:
         """Take in further attempts, in order."""
         if not len(rows):
             return
-        if _is_quiet(rows):  # as most are
-            self._end_runs()
-            self.skipped_last = self.unstepped_last = False
-        else:
-            self._note(rows)
+        loud = np.flatnonzero(~_are_quiet(rows))
+        start, stop = (loud[0], loud[-1] + 1) if len(loud) else (0, 0)
+        if start:
+            self._pass_over()
+        if stop:
+            self._note(rows[start:stop])
+        if stop < len(rows):  # as most are
+            self._pass_over()
         self.schedule.fold(rows)
         taken = rows[rows["taken"]]
         if len(taken):
@@ -375,6 +378,11 @@ class Habits:
         self.schedule.last = None
         self.skipped_last = self.unstepped_last = False
 
+    def _pass_over(self) -> None:
+        """Quiet attempts."""
+        self._end_runs()
+        self.skipped_last = self.unstepped_last = False
+
     def _end_runs(self) -> None:
         self.tied.end()
         for name in _SEEN:
@@ -391,16 +399,17 @@ class Habits:
 _SEEN: Final = tuple(f.name for f in fields(Habits) if f.type == "Seen" and f.name != "still")
 
 
-def _is_quiet(rows: Rows) -> bool:
-    """Whether nothing of these attempts is of a kind that is counted: steps taken, all of them finite."""
-    return bool(
-        rows["taken"].all()
-        and not (rows["unscaled"] | rows["residue"]).any()
-        and not rows["n_bad"].any()
-        and np.isfinite(rows["loss"]).all()
-        and rows["max_abs"].max() < FLOAT16_MAX
-        and (np.isfinite(rows["user_norm"]) | is_missing(rows["user_norm"])).all()
+def _are_quiet(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Of which nothing is of a kind that is counted: steps taken, all of them finite."""
+    quiet: npt.NDArray[np.bool_] = (
+        rows["taken"]
+        & ~(rows["unscaled"] | rows["residue"])
+        & (rows["n_bad"] == 0)
+        & np.isfinite(rows["loss"])
+        & (rows["max_abs"] < FLOAT16_MAX)
+        & (np.isfinite(rows["user_norm"]) | is_missing(rows["user_norm"]))
     )
+    return quiet
 
 
 def _is_even(rows: Rows) -> npt.NDArray[np.bool_]:

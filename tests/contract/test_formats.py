@@ -1,12 +1,14 @@
 """Old and new: batches of each released format are read, stored and shown; a server's answers of each are understood."""
 
 import json
+import re
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+import ampwatch_dashboard
 from ampwatch import answers, records, spool
 from ampwatch_server.serve import running
 
@@ -74,3 +76,9 @@ def test_the_answers_of_its_server_are_understood(folder):
     for given in json.loads((folder / "answers.json").read_text()):
         response = httpx.Response(given["status"], headers=given["headers"], text=given["body"])
         assert answers.read(response, "http://127.0.0.1:1", "secret").outcome == given["outcome"], given
+
+
+def test_the_page_offers_every_type_of_event():
+    script = (Path(ampwatch_dashboard.__file__).parent / "static" / "events.js").read_text()
+    (offered,) = re.findall(r"const TYPES = (\[.*\]);", script)
+    assert sorted(json.loads(offered)) == sorted(records.EVENT_TYPES)

@@ -9,7 +9,7 @@ import { place } from "./places.js";
 import { notice, problemNotice } from "./shell.js";
 
 const PAGE = 100;
-const TYPES = ["skip", "growth", "backoff", "set", "restored", "call_fault", "finite_check", "forward_search", "operations", "accumulated", "local_gradients", "check", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "observers", "replicas", "float32_check", "fused_step", "sparse_overflow", "captured", "fault", "dropped", "heartbeat", "finish"];
+const TYPES = ["skip", "growth", "backoff", "set", "restored", "went_on", "call_fault", "finite_check", "forward_search", "operations", "accumulated", "local_gradients", "check", "calls", "loss_dtype", "run", "scaler", "stream", "optimizers", "tensors", "origin", "autocast", "backward_order", "observers", "replicas", "float32_check", "fused_step", "weights", "sparse_overflow", "captured", "fault", "dropped", "heartbeat", "finish"];
 const COLUMNS = ["Step", "Attempt", "Event", "Scale", "Details"];
 
 let items = [];
@@ -80,6 +80,7 @@ const DETAILS = {
   local_gradients: (d) => `${count(d.nonfinite.length)} of ${plural(d.tensors.length, "tensor")} not finite on this rank`,
   check: (d) => `${d.class}, ${plural(d.trainable, "trainable parameter")}, ${count(d.with_grad)} with a gradient`,
   observers: (d) => `${plural(d.hooks, "hook")} on: ${d.observers.map(words).join(", ")}; ${words(d.why)}`,
+  weights: (d) => `${count(d.moved)} of ${plural(d.compared, "weight")} changed in ${plural(d.steps, "step")}`,
   heartbeat: () => "",
   tensors: (d) => plural(d.tensors.length, "tensor"),
   backward_order: (d) => plural(d.tensors.length, "tensor"),
@@ -90,6 +91,7 @@ const DETAILS = {
   backoff: () => "",
   set: () => "",
   restored: () => "",
+  went_on: () => "weights as the last update left them",
 };
 
 const softmax = (found) => found && `softmax in ${found.module}: ${count(found.masked)} of ${plural(found.rows, "row")} fully masked, ${count(found.overflowed)} overflowed`;
