@@ -22,13 +22,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .hooks import Numbers, Observation, gathered, sample_of
+from .hooks import Numbers, Observation, gathered
+from .looks import AT_FIRST, ENOUGH, LOOKS, is_due, sample_of
 
-LOOKS: Final = 4  # windows at a time …
-AT_FIRST: Final = 2 * LOOKS  # … twice, as skips may take some of them …
-EVERY: Final = 64  # … and then the first of so many: a look costs about as much as ten operations
 AGAIN: Final = 32  # falls of the norm upon which it begins anew
-ENOUGH: Final = 3  # of them
 LEAST_SCALE: Final = 128.0
 NEAR: Final = 1e-3  # relative
 _VALUES: Final = 4  # of a look
@@ -40,10 +37,6 @@ class _Looked:
     then: Tensor | None = None
     values: list[Tensor] = field(default_factory=list)
     windows: int = 0
-
-    @property
-    def is_due(self) -> bool:
-        return self.windows < AT_FIRST or self.windows % EVERY < LOOKS
 
 
 class ByHand:
@@ -68,7 +61,7 @@ class ByHand:
     def accumulated(self, optimizer: int, parameter: Tensor) -> None:
         """A backward pass has added to this gradient."""
         its = self._of.setdefault(optimizer, _Looked())
-        if its.is_due:
+        if is_due(its.windows):
             its.parameter, its.then = parameter, sample_of(parameter)
 
     def left(self, optimizer: int) -> None:

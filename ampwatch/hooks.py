@@ -22,7 +22,6 @@ from .internals import is_captured, is_compiled
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Decode: TypeAlias = Callable[[Numbers], dict[str, Any]]
 
-SAMPLED: Final = 4096  # elements of a gradient that are compared
 DTYPES: Final = frozenset(
     (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 )
@@ -247,15 +246,6 @@ def local(tensor: Tensor) -> Tensor:
     if hasattr(tensor, "to_local"):
         tensor = cast(Tensor, tensor.to_local())
     return cast(Tensor, tensor.trigger_wait()) if hasattr(tensor, "trigger_wait") else tensor
-
-
-def sample_of(parameter: Tensor) -> Tensor | None:
-    """A copy of the first elements of its gradient: (n,) float64 on its device; None where it has none that is plain and real."""
-    grad = None if parameter.grad is None else local(parameter.grad)
-    if grad is None or not is_plain(grad) or grad.layout is not torch.strided or grad.is_complex():
-        return None
-    with torch.no_grad():
-        return grad.flatten()[:SAMPLED].to(torch.float64, copy=True)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

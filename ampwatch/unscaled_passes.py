@@ -18,12 +18,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .hooks import Numbers, Observation, gathered, sample_of
+from .hooks import Numbers, Observation, gathered
+from .looks import ENOUGH, LOOKS, is_due, sample_of
 
-LOOKS: Final = 4  # windows that are judged together …
-ENOUGH: Final = 3  # … of which so many
-AT_FIRST: Final = 2 * LOOKS  # windows that are looked at, and then the first ones of …
-EVERY: Final = 64
 LARGEST: Final = 32.0  # a true gradient beside the true gradient of the scaled loss …
 SMALL: Final = 2.0**-6  # … and what is added beside what is there
 _VALUES: Final = 3  # of a look
@@ -46,7 +43,7 @@ class UnscaledPasses:
     def accumulating(self, optimizer: int, parameter: Tensor) -> None:
         """A pass that came through no scaled loss, behind one that did, is about to add to this gradient."""
         its = self._of.setdefault(optimizer, _Looked())
-        if its.sizes is None and (its.windows < AT_FIRST or its.windows % EVERY < LOOKS):
+        if its.sizes is None and is_due(its.windows):
             its.before = sample_of(parameter)
 
     def accumulated(self, optimizer: int, parameter: Tensor) -> None:

@@ -358,9 +358,8 @@ class Watch(Unwatched):
         if self._passes.unscaled(index):
             self._tell(self._protocol.unscaled_backward(index))
         if optimizer not in self._lists:
-            names = partial(
-                _names_known_to, weakref.ref(self)
-            )  # it hangs on the optimizer, and keeps no watch alive
+            # It hangs on the optimizer, and keeps no watch alive.
+            names = partial(_names_known_to, weakref.ref(self))
             self._lists[optimizer] = GradientList(self._registry, names)
             self._listed[index] = self._lists[optimizer]
         gradients = self._lists[optimizer].of(optimizer, may_be_float16=fused, torchs=torchs)

@@ -84,9 +84,8 @@ class RunDiagnosis:
     """The engine of one run, which of the waiting batches it has been given, and how far they are counted."""
 
     def __init__(self, engine: Engine, stored: Iterable[Batch]) -> None:
-        self.given: dict[
-            Key, Array | None
-        ] = {}  # of tensors what was fitted to their histograms, for chunks too
+        # Of tensors what was fitted to their histograms, for chunks too.
+        self.given: dict[Key, Array | None] = {}
         self.counts = Counts()
         self._attempts: Counter[str] = Counter()  # by process
         self._sampled = self._rows = 0
