@@ -235,11 +235,12 @@ def to_bytes(batch: Batch) -> bytes:
 
 def from_bytes(data: bytes) -> Batch:
     """Read a batch from msgpack. Raises InvalidBatch or UnsupportedVersion; the body is checked by its digest."""
-    _check_version(data, msgspec.msgpack.decode)
     try:
         batch = _DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
+        _check_version(data, msgspec.msgpack.decode)  # another version may look different
         raise _invalid(error) from error
+    _refuse_other(batch.version)
     _check_header(batch)
     if digest_of(batch.body) != batch.digest:
         raise InvalidBatch("digest", "it is not the digest of the body: the batch was damaged on the way")
@@ -358,6 +359,10 @@ def _check_version(data: bytes, decode: Any) -> None:
         version = decode(data, type=_Version).version
     except (msgspec.MsgspecError, RecursionError) as error:
         raise _invalid(error) from error
+    _refuse_other(version)
+
+
+def _refuse_other(version: int) -> None:
     if version != FORMAT_VERSION:
         raise UnsupportedVersion(
             "version", f"got {version}, this ampwatch reads {FORMAT_VERSION}: upgrade the older of the two"

@@ -89,14 +89,14 @@ def _check_table(batch: Batch) -> Extent:
         return Extent(-1, -1)
     first, last = _range_of(attempt, "attempt", MAX_ATTEMPT)
     for name in ("stream", "tensor"):
-        if name in table:
+        if name in table and np.count_nonzero(table[name]):  # most jobs have one stream, 0
             _range_of(table[name], name, _MAX_STREAM)
     return Extent(first, last, len(attempt), _has_trouble(table))
 
 
 def _range_of(column: records.Array, name: str, limit: int) -> tuple[int, int]:
     """Least and greatest of a column, both in 0 … limit - 1."""
-    least, greatest = int(column.min()), int(column.max())
+    least, greatest = int(np.minimum.reduce(column)), int(np.maximum.reduce(column))
     if least < 0 or greatest >= limit:
         outside = column[(column < 0) | (column >= limit)]
         raise InvalidBatch(f"columns.{name}", f"got {outside[0]}, it must be in 0 … {limit - 1}")

@@ -110,6 +110,8 @@ def test_another_version_says_what_to_do():
     with pytest.raises(UnsupportedVersion, match="version: got 99, this ampwatch reads 1: upgrade"):
         records.from_bytes(resealed(attempts(), version=99))
     with pytest.raises(UnsupportedVersion):
+        records.from_bytes(msgspec.msgpack.encode({"version": 99, "what": "else"}))
+    with pytest.raises(UnsupportedVersion):
         records.from_json(json_batch(version=2))
 
 

@@ -57,6 +57,17 @@ def test_bodies_may_be_compressed(client: httpx.Client, encoding: str, pack) -> 
     assert answer.json()["stored"] is True
 
 
+def test_a_short_body_may_unpack_to_a_long_one_within_the_bound(tmp_path: Path, connect) -> None:
+    batch = sent.attempts(0, 2000)
+    long = gzip.compress(records.to_bytes(batch))
+    assert len(long) < 1 << 15 < 1 << 16 < len(batch.body)
+    bomb = gzip.compress(bytes(1 << 20))
+    with running(database=f"sqlite:///{tmp_path}/a.db", max_decoded_bytes=1 << 19) as server:
+        client = connect(server)
+        assert post(client, long, **{"Content-Encoding": "gzip"}).json()["stored"] is True
+        assert problem(post(client, bomb, **{"Content-Encoding": "gzip"}))[0] == 413
+
+
 def test_json_will_do(client: httpx.Client) -> None:
     columns = {"attempt": [0, 1, 2, 3], "scale": [8.0, "NaN", "Infinity", None]}
     batch = sent.key() | {"kind": "attempts", "columns": columns}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -68,7 +69,7 @@ router = APIRouter(tags=["batches"])
 _may_write = require("write")
 
 PATH: Final = "/batches"
-_SMALL: Final = 1 << 16  # bytes that are decoded faster than another thread is reached
+_SMALL: Final = 1 << 16  # bytes, as sent and unpacked, that are decoded faster than another thread is reached
 
 JSON: Final = "application/json"
 TOGETHER: Final = "application/vnd.ampwatch.batches"
@@ -150,9 +151,10 @@ async def _read(request: Request, settings: Settings) -> tuple[str, list[_Read]]
     """The media type of a request, and the batches in it."""
     media, encoding = _media(request)
     body = await _read_body(request, settings.max_body_bytes)
-    given = (body, media, encoding, settings.max_decoded_bytes)
-    is_small = len(body) < _SMALL and not encoding
-    return media, _decode(*given) if is_small else await run_sync(_decode, *given)
+    if len(body) < _SMALL:
+        with suppress(TooLarge):  # it unpacks to more than is decoded here
+            return media, _decode(body, media, encoding, min(_SMALL, settings.max_decoded_bytes))
+    return media, await run_sync(_decode, body, media, encoding, settings.max_decoded_bytes)
 
 
 def _admitted(read: _Read, grant: Grant, service: Service, *, is_first: bool) -> _Read:
