@@ -62,8 +62,10 @@ def test_a_short_body_may_unpack_to_a_long_one_within_the_bound(tmp_path: Path, 
     long = gzip.compress(records.to_bytes(batch))
     assert len(long) < 1 << 15 < 1 << 16 < len(batch.body)
     bomb = gzip.compress(bytes(1 << 20))
-    with running(database=f"sqlite:///{tmp_path}/a.db", max_decoded_bytes=1 << 19) as server:
-        client = connect(server)
+    with (
+        running(database=str(tmp_path / "a.db"), max_decoded_bytes=1 << 19) as server,
+        connect(server) as client,
+    ):
         assert post(client, long, **{"Content-Encoding": "gzip"}).json()["stored"] is True
         assert problem(post(client, bomb, **{"Content-Encoding": "gzip"}))[0] == 413
 
