@@ -1,8 +1,8 @@
 """Handover: what was recorded offline, or never got through, to a server. Behind `ampwatch sync`.
 
 The folder is only read; how far it has been read is kept in a file of the user's, one for each folder and server.
-Batches go in chunks over several connections, and the place is kept after each chunk: what is broken off goes on
-there, and a batch that is sent twice is stored once.
+Batches go many in a request, in chunks of one request for each connection, and the place is kept after each chunk:
+what is broken off goes on there, and a batch that is sent twice is stored once.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from .answers import Answer
 from .cuts import Cuts
 from .errors import AmpwatchError, InvalidBatch, SettingsError
 from .records import Batch
-from .sender import Sender
+from .sender import Sender, together
 from .spool import Tail
 
 if TYPE_CHECKING:
     import httpx
 
 CONNECTIONS: Final = 8
-CHUNK: Final = 64  # batches
 PATIENCE_S: Final = 300.0
 FIRST_RETRY_S: Final = 0.5
 LONGEST_RETRY_S: Final = 30.0
@@ -122,11 +121,11 @@ class Handover:
             Sender(self._server, self._token, http=self._http) as sender,
             ThreadPoolExecutor(CONNECTIONS) as pool,
         ):
-            batches = self._batches()
-            while chunk := list(islice(batches, CHUNK)):
-                answered = list(pool.map(lambda batch: self._deliver(sender, batch), chunk))
-                for batch, answer in zip(chunk, answered, strict=True):
-                    self._count(batch, answer)
+            requests = together(self._batches())
+            while chunk := list(islice(requests, CONNECTIONS)):
+                for answered in list(pool.map(lambda batches: self._deliver(sender, batches), chunk)):
+                    for batch, answer in answered:
+                        self._count(batch, answer)
                 self._save()
                 progress()
         self._save()
@@ -170,21 +169,22 @@ class Handover:
                 producer = folder.resolve().name
                 self._state.unreadable[producer] = self._state.unreadable.get(producer, 0) + 1
 
-    def _deliver(self, sender: Sender, batch: Batch) -> Answer:
-        """The answer to a batch, once it is one that lasts."""
-        cuts = self._cuts_of(batch)
-        deadline, retry_s = time.monotonic() + self._patience_s, FIRST_RETRY_S
-        while (answer := sender.send(batch, cuts)).outcome == "later" and time.monotonic() < deadline:
-            pause_s = (
-                retry_s * random.SystemRandom().uniform(0.5, 1.0)
-                if answer.pause_s is None
-                else answer.pause_s
-            )
-            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+    def _deliver(self, sender: Sender, batches: list[Batch]) -> list[tuple[Batch, Answer]]:
+        """The batches, each with its answer once that is one that lasts. Patience is for a time without any."""
+        answered: list[tuple[Batch, Answer]] = []
+        deadline, retry_s, left = time.monotonic() + self._patience_s, FIRST_RETRY_S, batches
+        while True:
+            told = sender.send_all(left, self._cuts_of)
+            tried = list(zip(left, told, strict=False))  # it may end with one behind which none was
+            lasting = [(batch, answer) for batch, answer in tried if not answer.comes_again]
+            left = [batch for batch, answer in tried if answer.comes_again] + left[len(told) :]
+            answered += lasting
+            if not left:
+                return answered
+            if lasting:
+                deadline, retry_s = time.monotonic() + self._patience_s, FIRST_RETRY_S
+            _wait([answer for answer in told if answer.comes_again], retry_s, deadline)
             retry_s = min(2 * retry_s, LONGEST_RETRY_S)
-        if answer.outcome in ("later", "barred"):
-            raise AmpwatchError(f"{answer.warning}. What was sent before is remembered: sync again")
-        return answer
 
     def _count(self, batch: Batch, answer: Answer) -> None:
         if answer.outcome == "stored":
@@ -244,6 +244,16 @@ class Handover:
         new = self._path.with_suffix(f".{os.getpid()}")
         new.write_bytes(msgspec.json.encode(self._state))
         new.replace(self._path)
+
+
+def _wait(again: list[Answer], retry_s: float, deadline: float) -> None:
+    """Wait until what has to come again may. AmpwatchError where it need not be tried, or was for long enough."""
+    left_s = deadline - time.monotonic()
+    for answer in again:
+        if answer.outcome == "barred" or left_s <= 0:
+            raise AmpwatchError(f"{answer.warning}. What was sent before is remembered: sync again")
+    pauses = [answer.pause_s for answer in again if answer.pause_s is not None]
+    time.sleep(min(left_s, max(pauses, default=retry_s * random.SystemRandom().uniform(0.5, 1.0))))
 
 
 class _Numbers:

@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+from collections import Counter
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from ampwatch import records, spool
 from ampwatch.errors import AmpwatchError, RunNotFound, SettingsError
 from ampwatch.handover import Handover
+from ampwatch.sender import TOGETHER
 from ampwatch.spool_writer import SpoolWriter
 
 from .spooled import OTHER, PRODUCER, attempts, events, tensors
@@ -19,22 +21,31 @@ SERVER = "http://127.0.0.1:1"
 
 
 class Store:
-    """A server in memory: every batch once, 409 for another body, and whatever it is told to refuse."""
+    """A server in memory: every batch once, 409 for another body, and whatever it is told to refuse, once or always."""
 
     def __init__(self):
-        self.batches, self.requests, self.status, self.most_bytes = {}, 0, {}, 1 << 30
+        self.batches, self.requests, self.status, self.once, self.most_bytes = {}, 0, {}, {}, 1 << 30
+        self.came = Counter()
         self._lock = threading.Lock()
 
     def __call__(self, request):
-        batch = records.from_bytes(gzip.decompress(request.content))
         with self._lock:
             self.requests += 1
             if len(request.content) > self.most_bytes:
                 return httpx.Response(413, json={"detail": "too large"})
-            if status := self.status.get(batch.seq):
-                return httpx.Response(status, json={"detail": "no"})
-            stored = self.batches.setdefault((batch.producer, batch.seq), batch)
-            return httpx.Response(200 if stored == batch else 409, json={"next_batch_s": 60})
+            data = gzip.decompress(request.content)
+            if request.headers["Content-Type"] != TOGETHER:
+                return self._take(records.from_bytes(data))
+            answers = [self._take(records.from_bytes(each)) for each in records.split(data)]
+        told = [{"status": answer.status_code, "body": answer.json()} for answer in answers]
+        return httpx.Response(200, json={"answers": told})
+
+    def _take(self, batch):
+        self.came[batch.seq] += 1
+        if status := self.once.pop(batch.seq, None) or self.status.get(batch.seq):
+            return httpx.Response(status, json={"detail": "no"})
+        stored = self.batches.setdefault((batch.producer, batch.seq), batch)
+        return httpx.Response(200 if stored == batch else 409, json={"next_batch_s": 60})
 
 
 @pytest.fixture
@@ -69,7 +80,7 @@ def test_everything_goes_once_and_the_next_time_what_is_new(folder, sync, store)
     writer = write(folder, events(0), attempts(1), tensors(2))
     assert sync().send().stored == 3
     writer.write([attempts(3)])
-    assert (sync().send().stored, store.requests) == (1, 4)
+    assert (sync().send().stored, store.requests) == (1, 2)
     kept = [store.batches[key] for key in sorted(store.batches)]  # eight connections keep no order
     assert kept == [events(0), attempts(1), tensors(2), attempts(3)]
     assert sync(again=True).send().stored == 4
@@ -96,15 +107,24 @@ def test_a_run_and_a_producer_can_be_named(folder, sync):
 
 
 def test_what_a_server_that_is_away_did_not_take_is_sent_the_next_time(folder, sync, store):
-    write(folder, *map(attempts, range(100)))
-    store.status = {70: 503}
+    write(folder, *map(attempts, range(600)))
+    store.status = {550: 503}
     with pytest.raises(
         AmpwatchError, match=r"answers 503 Service Unavailable.*\. What was sent before is rem"
     ):
         sync().send()
     store.status = {}
-    assert sync().send().stored == 36  # of the chunk that was broken off
-    assert sorted(seq for _, seq in store.batches) == list(range(100))
+    assert sync().send().stored == 600 - 8 * 64  # of the chunk that was broken off
+    assert sorted(seq for _, seq in store.batches) == list(range(600))
+    assert store.requests == 10 + 2
+
+
+def test_of_a_request_only_what_must_come_again_does(folder, sync, store):
+    write(folder, *map(attempts, range(100)))
+    store.once, store.status = {3: 429, 99: 503}, {50: 422}
+    report = sync(patience_s=60).send()
+    assert (report.stored, report.refused.total(), store.requests) == (99, 1, 4)
+    assert {seq: times for seq, times in store.came.items() if times > 1} == {3: 2, 99: 2}
 
 
 def test_a_server_that_bars_us_is_not_asked_twice(folder, sync, store):
