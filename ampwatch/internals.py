@@ -32,6 +32,7 @@ REPLICATOR: Final = {"__init__": ["self", "master_tensor"], "get": ["self", "dev
 
 _torchs = torch.amp.grad_scaler
 _STEP: Final = Scaler.step.__code__
+_WHATEVER: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def mismatches(scaler: type[Scaler]) -> list[str]:
@@ -41,18 +42,22 @@ def mismatches(scaler: type[Scaler]) -> list[str]:
 
 
 def _differing(cls: type | None, expected: Mapping[str, list[str]], prefix: str = "") -> list[str]:
-    return [
-        f"{prefix}{name}{inspect.signature(method)}"
-        if (method := getattr(cls, name, None))
-        else f"{prefix}{name} is missing"
-        for name, parameters in expected.items()
-        if _parameters(cls, name) != parameters
-    ]
+    differing = list[str]()
+    for name, parameters in expected.items():
+        methods = [vars(each)[name] for each in inspect.getmro(cls) if name in vars(each)] if cls else []
+        if not methods:
+            differing.append(f"{prefix}{name} is missing")
+        signatures = map(inspect.signature, methods)
+        differing += [f"{prefix}{name}{each}" for each in signatures if not _takes(each, parameters)]
+    return differing
 
 
-def _parameters(cls: type | None, name: str) -> list[str]:
-    method = getattr(cls, name, None)
-    return [] if method is None else list(inspect.signature(method).parameters)
+def _takes(signature: inspect.Signature, expected: list[str]) -> bool:
+    """These parameters, or the first of them and whatever else it is given, which a user's class hands on."""
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    named = [name for name, kind in kinds.items() if kind not in _WHATEVER]
+    is_open = set(kinds.values()) >= _WHATEVER
+    return list(kinds) == expected or (is_open and named == expected[: len(named)])
 
 
 def device_type(scaler: Scaler) -> str:

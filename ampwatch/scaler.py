@@ -215,13 +215,19 @@ def watch(
         return scaler
     given = given_of(run=run, project=project, server=server, dir=dir, config=config, tags=tags)
     watching = attach(scaler, model, source_of(settings, given, on_finding, recorder, model))
-    if watching is not UNWATCHED and not isinstance(scaler, Watched):
-        scaler.__class__ = _watched_class(type(scaler))
+    if isinstance(watching, Watch) and not isinstance(scaler, Watched):
+        scaler.__dict__[WATCH] = UNWATCHED
+        with guard("scaler.open", watching.recorder.fault, "the scaler is not watched"):
+            scaler.__class__ = _watched_class(type(scaler))
+            scaler.__dict__[WATCH] = watching
     return scaler
 
 
 class _InPlace(Watched):
     """What `watch` mixes in: copies and pickles are of the class that the scaler had before."""
+
+    def __init_subclass__(cls) -> None:
+        """A class that is mixed is none that a user has written: his own is told of no subclass."""
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

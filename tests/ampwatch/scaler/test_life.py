@@ -80,6 +80,72 @@ def test_an_unknown_torch_runs_untouched(recorder):
     assert [e.data["where"] for e in recorder.events("fault")] == ["scaler.open"]
 
 
+class Handmade(type):
+    """A metaclass of classes that are written by hand."""
+
+    def __new__(cls, name, bases, namespace):
+        if "__qualname__" not in namespace:
+            raise TypeError("not written by hand")
+        return super().__new__(cls, name, bases, namespace)
+
+
+def test_a_class_that_cannot_be_mixed_trains_as_it_is(recorder, monkeypatch):
+    class Theirs(torch.amp.GradScaler, metaclass=Handmade):
+        """Whatever fails, it is the training's own scaler."""
+
+    monkeypatch.setenv("AMPWATCH_STRICT", "0")
+    scaler = Theirs("cpu", init_scale=4.0)
+    assert ampwatch.watch(scaler, recorder=recorder) is scaler
+    assert type(scaler) is Theirs
+    assert [e.data["where"] for e in recorder.events("fault")] == ["scaler.open"]
+    model = Weighted()
+    attempt(scaler, model, sgd(model))
+    assert recorder.column("scale") == []
+
+
+def test_a_class_that_is_told_of_its_subclasses_is_not_told_of_ours(recorder):
+    told = []
+
+    class Theirs(torch.amp.GradScaler):
+        def __init_subclass__(cls):
+            told.append(cls)
+
+    model = Weighted()
+    attempt(ampwatch.watch(Theirs("cpu", init_scale=4.0), recorder=recorder), model, sgd(model))
+    assert (told, recorder.column("scale")) == ([], [4.0])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_methods_of_a_user_that_hand_on_what_they_are_given(in_place, recorder):
+    first = torch.amp.GradScaler if in_place else ampwatch.GradScaler
+
+    class Theirs(first):
+        calls = ()
+
+        def unscale_(self, *args, **kwargs):
+            self.calls += ("unscale_",)
+            super().unscale_(*args, **kwargs)
+
+        def step(self, *args, **kwargs):
+            self.calls += ("step",)
+            return super().step(*args, **kwargs)
+
+        def _unscale_grads_(self, optimizer, *args, **kwargs):
+            self.calls += ("_unscale_grads_",)
+            return super()._unscale_grads_(optimizer, *args, **kwargs)
+
+        def update(self, *args, **kwargs):
+            self.calls += ("update",)
+            super().update(*args, **kwargs)
+
+    given = {} if in_place else {"recorder": recorder}
+    scaler = Theirs("cpu", init_scale=4.0, **given)
+    model = Weighted()
+    attempt(ampwatch.watch(scaler, recorder=recorder), model, sgd(model))
+    assert scaler.calls == ("step", "unscale_", "_unscale_grads_", "update")
+    assert recorder.column("scale") == [4.0]
+
+
 def test_nothing_is_recorded_after_the_end(recorder):
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder)
