@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -52,16 +54,23 @@ class Stored(NamedTuple):
     last_seq: int | None = None
 
 
+Outcome = Stored | Conflict | OtherProject
+Told = Callable[[Sequence[Stored | BaseException]], object]
+
+
 class _Waiting(NamedTuple):
     batch: Batch
     extent: Extent
     time: float
     received: float
     project: str | None  # of the token that it came by
-    future: Future[Stored]
 
 
-Outcome = Stored | Conflict | OtherProject
+class _Request(NamedTuple):
+    """What was handed over together, and who is told of it."""
+
+    batches: list[_Waiting]
+    told: Told
 
 
 class _Producer(NamedTuple):
@@ -92,7 +101,7 @@ class Inbox:
     ) -> None:
         self._database, self._settings, self._committed = database, settings, committed
         self._lock = threading.Lock()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Request] = []
         self._waiting_bytes = 0
 
     def append(
@@ -106,58 +115,70 @@ class Inbox:
             project: that its run must belong to, and will where it is new; any if None.
         Errors: in the future, Conflict or OtherProject. Raised at once, Overloaded.
         """
-        (future,) = self.append_all([(batch, extent)], time=time, project=project)
+        future: Future[Stored] = Future()
+        self.append_all([(batch, extent)], partial(_settle, future), time=time, project=project)
         return future
 
     def append_all(
-        self, given: Sequence[tuple[Batch, Extent]], *, time: float | None = None, project: str | None = None
-    ) -> list[Future[Stored]]:
-        """Store several in one commit, each as `append` does; Overloaded where not all of them find room."""
+        self,
+        given: Sequence[tuple[Batch, Extent]],
+        told: Told,
+        *,
+        time: float | None = None,
+        project: str | None = None,
+        begin: Callable[[Callable[[], None]], object] = lambda commit: commit(),
+    ) -> None:
+        """Store several in one commit, each as `append` does.
+
+        Arguments:
+            told: called after the commit, in the writing thread, with what became of each: Stored, or an error.
+            begin: calls what it is given, which begins the commit, now or soon; who comes until then shares it.
+        Errors: Overloaded where not all of them find room.
+        """
         now = self._settings.clock()
         moment = now if time is None else time
-        new = [_Waiting(batch, extent, moment, now, project, Future()) for batch, extent in given]
+        new = [_Waiting(batch, extent, moment, now, project) for batch, extent in given]
         size_bytes = sum(len(batch.body) for batch, _ in given)
         with self._lock:
             if self._waiting_bytes + size_bytes > self._settings.max_pending_bytes:
                 raise Overloaded("too many batches wait for the database; send this one again later")
             is_first = not self._waiting
-            self._waiting += new
+            self._waiting.append(_Request(new, told))
             self._waiting_bytes += size_bytes
-        if is_first and new:  # those who come until the writer gets to it share this commit
-            self._commit()
-        return [waiting.future for waiting in new]
+        if is_first:  # those who come until the writer gets to it share this commit
+            begin(self._commit)
 
     def _commit(self) -> None:
-        group: list[_Waiting] = []
+        group: list[_Request] = []
 
         def job(connection: Connection) -> _Outcomes:
             group.extend(self._take())
-            return _store(connection, group)
+            return _store(connection, [waiting for request in group for waiting in request.batches])
 
         def done(future: Future[_Outcomes]) -> None:
             if (error := future.exception()) is not None:
-                for waiting in group or self._take():
-                    _settle(waiting.future, error)
+                for request in group or self._take():
+                    request.told([error] * len(request.batches))
                 return
             outcomes, new = future.result()
-            for waiting, outcome in zip(group, outcomes, strict=True):
-                _settle(waiting.future, outcome)
+            left = iter(outcomes)
+            for request in group:
+                request.told(list(islice(left, len(request.batches))))
             if new:
                 self._committed(new)
 
         self._database.submit(job).add_done_callback(done)
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_Request]:
         with self._lock:
             taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        for waiting in taken:  # can be cancelled no more; what was cancelled before is stored all the same
-            waiting.future.set_running_or_notify_cancel()
         return taken
 
 
-def _settle(future: Future[Stored], outcome: Stored | BaseException) -> None:
-    """Resolve the future of a batch that was taken, unless whoever waited for it has left."""
-    if future.cancelled():
+def _settle(future: Future[Stored], outcomes: Sequence[Stored | BaseException]) -> None:
+    """Resolve the future of a batch, unless whoever waited for it has left: it is stored all the same."""
+    (outcome,) = outcomes
+    if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, Stored):
         future.set_result(outcome)

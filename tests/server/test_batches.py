@@ -3,6 +3,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import queue
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from ampwatch import records
 from ampwatch.errors import InvalidBatch
 from ampwatch.records import Event
 from ampwatch_server.agenda import New
-from ampwatch_server.inbox import Inbox
+from ampwatch_server.inbox import Inbox, Stored
 from ampwatch_server.limits import TooLarge, check, decompress
 from ampwatch_server.serve import running
 from ampwatch_server.service import Service
@@ -201,10 +203,25 @@ def test_several_batches_of_one_request_share_a_commit(service: Service) -> None
     commits: list[dict[str, list[New]]] = []
     inbox = Inbox(service.database, service.settings, commits.append)
     batches = [sent.attempts(i, i + 1, i) for i in range(20)]
-    futures = inbox.append_all([(batch, check(batch)) for batch in batches])
-    assert [future.result().last_seq for future in futures] == list(range(-1, 19))
+    told: queue.SimpleQueue[Sequence[Stored | BaseException]] = queue.SimpleQueue()
+    inbox.append_all([(batch, check(batch)) for batch in batches], told.put)
+    assert told.get(timeout=60) == [Stored(new=True, last_seq=seq) for seq in range(-1, 19)]
     service.database.write(lambda _: None)
     assert [len(new["r"]) for new in commits] == [20]
+
+
+def test_requests_that_are_read_before_a_commit_begins_share_it(service: Service) -> None:
+    commits: list[dict[str, list[New]]] = []
+    inbox = Inbox(service.database, service.settings, commits.append)
+    told: queue.SimpleQueue[Sequence[Stored | BaseException]] = queue.SimpleQueue()
+    begun: list[Callable[[], None]] = []
+    for batch in (sent.attempts(i, i + 1, i) for i in range(3)):
+        inbox.append_all([(batch, check(batch))], told.put, begin=begun.append)
+    (commit,) = begun
+    commit()
+    assert [told.get(timeout=60) for _ in range(3)] == [[Stored(True, seq)] for seq in range(-1, 2)]
+    service.database.write(lambda _: None)
+    assert [len(new["r"]) for new in commits] == [3]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93", BODY, msgspec.msgpack.encode([BODY.decode("latin-1")])])

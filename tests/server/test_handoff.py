@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -19,36 +20,36 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def resolve(futures: list[Future[int]]) -> None:
-    for number, future in enumerate(futures):
-        future.set_exception(ValueError("odd")) if number % 2 else future.set_result(number)
-
-
-def test_each_gets_its_own_result_or_error() -> None:
-    futures: list[Future[int]] = [Future() for _ in range(4)]
-
-    async def wait() -> list[int | Exception]:
-        waiting = asyncio.ensure_future(Handoff().wait(futures))
+def test_each_is_told_its_own() -> None:
+    async def wait() -> list[str]:
+        handoff, tellers = Handoff(), queue.SimpleQueue[Callable[[str], None]]()
+        waiting = [asyncio.ensure_future(handoff.wait(tellers.put)) for _ in range(3)]
         await asyncio.sleep(0)
-        threading.Thread(target=resolve, args=(futures,)).start()
-        return await waiting
+        tell = [tellers.get() for _ in waiting]
+        threading.Thread(target=lambda: [tell[i](str(i)) for i in (2, 0, 1)]).start()
+        return await asyncio.gather(*waiting)
 
-    got = run(wait())
-    assert [str(each) for each in got] == ["0", "odd", "2", "odd"]
+    assert run(wait()) == ["0", "1", "2"]
 
 
 def test_who_leaves_disturbs_nobody() -> None:
-    futures: list[Future[int]] = [Future(), Future()]
-
-    async def wait() -> list[int | Exception]:
-        handoff = Handoff()
-        leaves, stays = (asyncio.ensure_future(handoff.wait([future])) for future in futures)
+    async def wait() -> str:
+        handoff, tellers = Handoff(), queue.SimpleQueue[Callable[[str], None]]()
+        leaves, stays = (asyncio.ensure_future(handoff.wait(tellers.put)) for _ in range(2))
         await asyncio.sleep(0)
         leaves.cancel()
-        for number, future in enumerate(futures):
-            future.set_result(number)
+        tellers.get()("left")
+        tellers.get()("stayed")
         with pytest.raises(asyncio.CancelledError):
             await leaves
         return await stays
 
-    assert run(wait()) == [1]
+    assert run(wait()) == "stayed"
+
+
+def test_what_cannot_begin_is_not_waited_for() -> None:
+    def begin(_: Callable[[str], None]) -> None:
+        raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"):
+        run(Handoff().wait(begin))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -167,14 +168,19 @@ def _admitted(read: _Read, grant: Grant, service: Service, *, is_first: bool) ->
 
 
 async def _outcomes(checked: Sequence[_Read], grant: Grant, service: Service) -> list[_Outcome]:
-    """What became of each, after the commit that they share."""
+    """What became of each, after the commit that they share with all that this thread has read by now."""
     new = [each for each in checked if not isinstance(each, AmpwatchError)]
-    stored = await service.handoff.wait(service.inbox.append_all(new, project=grant.project))
+    if not new:
+        return [each for each in checked if isinstance(each, AmpwatchError)]
+    soon = asyncio.get_running_loop().call_soon
+    stored: Sequence[Stored | BaseException] = await service.handoff.wait(
+        lambda told: service.inbox.append_all(new, told, project=grant.project, begin=soon)
+    )
     left = iter(stored)
     return [each if isinstance(each, AmpwatchError) else _outcome(each, next(left)) for each in checked]
 
 
-def _outcome(checked: _Checked, stored: Stored | Exception) -> _Outcome:
+def _outcome(checked: _Checked, stored: Stored | BaseException) -> _Outcome:
     if isinstance(stored, Stored):
         return checked, stored
     if isinstance(stored, AmpwatchError):
