@@ -35,6 +35,7 @@ from .hooks import (
     in_backward,
     is_plain,
     magnitudes,
+    takes_hooks,
     tensors_in,
 )
 from .names import modules_of
@@ -116,7 +117,8 @@ class ForwardSearch(Observer):
         self._is_first_call = True
 
     def _attach(self) -> Iterator[Handle]:
-        for name, module in modules_of(self._model):
+        seen = ((name, each) for name, each in modules_of(self._model) if takes_hooks(each))
+        for name, module in seen:
             enter = Hook("observers.ForwardSearch", partial(self._enter, name))
             leave = Hook("observers.ForwardSearch", partial(self._leave, name))
             yield before_forward(module, enter, with_kwargs=True)

@@ -86,6 +86,11 @@ def leave(module: nn.Module, *_arguments: Any) -> None:
         del vars(module)[_Unscripted.ASKED]
 
 
+def takes_hooks(module: nn.Module) -> bool:
+    """Whether hooks may be put on its forward pass: one that TorchScript has compiled refuses each."""
+    return not isinstance(module, torch.jit.RecursiveScriptModule)  # type: ignore[attr-defined]
+
+
 def before_forward(module: nn.Module, hook: Callable[..., None], **how: bool) -> Handle:
     """`register_forward_pre_hook` of a hook of ours; TorchScript may compile the module all the same."""
     return _ModuleHandle(module, module.register_forward_pre_hook(hook, **how))

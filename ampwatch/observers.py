@@ -34,6 +34,7 @@ from .hooks import (
     is_plain,
     local,
     magnitude,
+    takes_hooks,
     tensors_in,
 )
 from .stats.layout import HIST_LOG2_MIN, SCALARS, WIDTH
@@ -320,10 +321,11 @@ def _averaged(wrapper: DistributedDataParallel) -> Iterator[Tensor]:
 
 
 def _leaves(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules without modules inside; none of what is compiled, which would be again when the hooks come off."""
+    """Modules without modules inside; none of what is compiled: it takes no hooks, or is compiled anew as they go."""
     compiled = {part for module in model.modules() if _is_compiled(module) for part in module.modules()}
     return (m for m in model.modules() if m not in compiled and next(m.children(), None) is None)
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    is_wrapped = "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    return is_wrapped or not takes_hooks(module)

@@ -28,6 +28,7 @@ from .hooks import (
     in_backward,
     is_plain,
     magnitudes,
+    takes_hooks,
     tensors_in,
 )
 from .loss_path import loss_path
@@ -106,7 +107,8 @@ class OperationSearch(Observer):
         self._thread: int | None = None
 
     def _attach(self) -> Iterator[Handle]:
-        for name, module in modules_of(self._model):
+        seen = ((name, each) for name, each in modules_of(self._model) if takes_hooks(each))
+        for name, module in seen:
             enter = Hook("observers.OperationSearch", partial(self._enter, name))
             leave = Hook("observers.OperationSearch", partial(self._leave, name))
             yield before_forward(module, enter)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .hooks import Announcements, Handle, Hook, after_forward, is_plain, local
+from .hooks import Announcements, Handle, Hook, after_forward, is_plain, local, takes_hooks
 from .steps import listen, listen_no_more
 
 RESIDUE: Final = 4096  # elements of a gradient that are looked at before a backward pass adds to it
@@ -83,7 +83,7 @@ class Tripwires:
 
     def on_forward(self, model: nn.Module, see: Callable[..., None]) -> None:
         """Show this every forward pass of a model, as a forward hook."""
-        if self._hooks:
+        if self._hooks and takes_hooks(model):
             self._handles.append(after_forward(model, Hook("optimizer.forward", see)))
             self._announced.add(["forward"], 1, "model_given")
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+import ampwatch
+
 from .recorded import MemoryRecorder
 from .recorded import scaler as make
 from .watched import mlp
@@ -56,6 +58,43 @@ def test_what_the_class_of_a_module_prepares_is_scripted():
     scaler = make(MemoryRecorder(), model=model)
     assert torch.jit.script(model)(X).shape == (2, 4)
     assert scaler.is_enabled()
+
+
+COMPILED = {
+    "script": torch.jit.script,
+    "trace": lambda m: torch.jit.trace(m, X),
+    "script of a part": lambda m: nn.Sequential(torch.jit.script(m[0]), *m[1:]),
+    "script of a model inside": lambda m: nn.Sequential(nn.Identity(), torch.jit.script(m)),
+}
+
+
+@pytest.mark.parametrize("way", COMPILED)
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_compiled_already_trains_as_it_does_and_is_recorded(way, scaled):
+    """Losses that are not finite have the forward pass searched, as far as modules take hooks."""
+
+    def outcome(recorder):
+        torch.manual_seed(0)
+        model = COMPILED[way](mlp())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        if recorder and scaled:
+            ampwatch.watch(scaler, model=model, recorder=recorder)
+        elif recorder:
+            ampwatch.watch_optimizer(optimizer, model=model, recorder=recorder)
+        for step in range(8):
+            optimizer.zero_grad()
+            scaler.scale(model(X if step < 2 else X / 0).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return repr([p.tolist() for p in model.parameters()])
+
+    recorder = MemoryRecorder()
+    assert outcome(recorder) == outcome(None)
+    names = {tensor["name"] for each in recorder.data("tensors") for tensor in each["tensors"]}
+    assert (recorder.column("attempt"), len(names)) == ([*range(8)], len([*mlp().parameters()]))
+    assert recorder.events("fault") == []
 
 
 def test_a_module_is_as_it_was_once_the_hooks_are_off():
