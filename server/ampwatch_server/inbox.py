@@ -21,7 +21,7 @@ from ampwatch.records import Batch
 
 from . import tables as t
 from .agenda import New
-from .db import Database, upsert
+from .db import Database, Prepared, upsert
 from .limits import Extent
 from .settings import Settings
 
@@ -357,8 +357,8 @@ def _insert(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> No
         receipts.append(key | {"digest": bytes.fromhex(batch.digest)})
         header = {"run": batch.run, "kind": batch.kind, "digest": batch.digest, "body": batch.body}
         bodies.append(key | header | {"first": extent.first, "last": extent.last, "folded": 0})
-    connection.execute(t.receipts.insert(), receipts)
-    connection.execute(t.inbox.insert(), bodies)
+    _INSERT_RECEIPT.execute(connection, receipts)
+    _INSERT.execute(connection, bodies)
 
 
 def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> None:
@@ -378,7 +378,7 @@ def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> N
         }
         for producer_id, given in sorted(by_producer.items())
     ]
-    connection.execute(_MOVE, moves)
+    _MOVE.execute(connection, moves)
     runs = [
         {
             "moved": run,
@@ -388,7 +388,7 @@ def _advance(connection: Connection, new: list[tuple[_Producer, _Waiting]]) -> N
         }
         for run, given in sorted(by_run.items())
     ]
-    connection.execute(_MOVE_RUN, runs)
+    _MOVE_RUN.execute(connection, runs)
 
 
 def _greatest(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[Any]:
@@ -400,7 +400,9 @@ def _at_least(column: sa.Column[Any], name: str) -> sa.ColumnElement[Any]:
     return _greatest(column, sa.bindparam(name, type_=column.type))
 
 
-_MOVE: Final = (
+_INSERT_RECEIPT: Final = Prepared(t.receipts.insert())
+_INSERT: Final = Prepared(t.inbox.insert())
+_MOVE: Final = Prepared(
     t.producers.update()
     .where(t.producers.c.id == sa.bindparam("moved"))
     .values(
@@ -410,7 +412,7 @@ _MOVE: Final = (
         last_seen=_at_least(t.producers.c.last_seen, "time"),
     )
 )
-_MOVE_RUN: Final = (
+_MOVE_RUN: Final = Prepared(
     t.runs.update()
     .where(t.runs.c.run == sa.bindparam("moved"))
     .values(
