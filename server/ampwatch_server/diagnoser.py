@@ -66,8 +66,8 @@ def windowed() -> Diagnosis:
     return Diagnosis(window=WINDOW)
 
 
-class _Fitted(Batch, frozen=True):
-    """A `tensors` batch with the column `shape` beside those that were sent; it is decoded already."""
+class _Decoded(Batch, frozen=True):
+    """A batch whose table is decoded already; that of `tensors` has the column `shape` beside those that were sent."""
 
     columns: Table
 
@@ -75,9 +75,14 @@ class _Fitted(Batch, frozen=True):
         return self.columns
 
 
-def _with_shape(batch: Batch, shape: Array) -> Batch:
+def _decoded(batch: Batch) -> tuple[Batch, Array | None]:
+    """The batch for several who ask for its table, and of tensors `stats.fitted`."""
+    if batch.kind == "events":
+        return batch, None
+    table = batch.table()
+    shape = fitted(table) if batch.kind == "tensors" else None
     header = {name: getattr(batch, name) for name in batch.__struct_fields__}
-    return _Fitted(**header, columns=batch.table() | {"shape": shape})
+    return _Decoded(**header, columns=table if shape is None else table | {"shape": shape}), shape
 
 
 class RunDiagnosis:
@@ -107,9 +112,9 @@ class RunDiagnosis:
         """Give the engine what it has not seen."""
         for key, batch in batches.items():
             if key not in self.given:
-                self.given[key] = shape = fitted(batch.table()) if batch.kind == "tensors" else None
-                self.counts.note(key[0], batch)
-                self._add(batch if shape is None else _with_shape(batch, shape))
+                decoded, self.given[key] = _decoded(batch)
+                self.counts.note(key[0], decoded)
+                self._add(decoded)
 
     def has_been_told(self, now: float) -> None:
         """Readers know of all that was added so far."""

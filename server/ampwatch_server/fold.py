@@ -28,7 +28,7 @@ from .store import codec
 from .store.codec import Encoded
 from .store.cover import Where, level_points
 from .store.place import Window, forget, is_at, read_at, write_chunks, write_parts, written_codec
-from .store.points import select
+from .store.points import concat, select
 from .store.rows import by_stream, by_window, union
 from .store.tail import Key, TailReader, Waiting, first_waiting, foldable, load
 from .store.windows import MAX_ATTEMPT, TOP_LEVEL, WINDOW, floor_to, point_size, window_size
@@ -99,10 +99,12 @@ def fold(
     """
     group: list[_Folded] = []
     size_bytes = 0
+    last_seqs = dict(sorted(given))  # of each producer the highest
     for row in rows:
         edge = MAX_ATTEMPT if row.whole else floor_to(row.end_attempt, WINDOW)
         oldest = {"attempts": row.attempts_from, "tensors": row.tensors_from}
-        while (some := _fold_some(database, tails, row.id, given, read, edge, oldest)) is not None:
+        newest = (row.id, last_seqs.get(row.id, -1))
+        while (some := _fold_some(database, tails, newest, given, read, edge, oldest)) is not None:
             group.append(some)
             size_bytes += some.size_bytes
             if not some.is_last or len(group) >= BATCHES or size_bytes >= FOLDED_BYTES:
@@ -175,15 +177,16 @@ def _has_points(connection: Connection, window: Window) -> bool:
 def _fold_some(
     database: Database,
     tails: TailReader,
-    producer_id: int,
+    newest: Key,
     given: Mapping[Key, Array | None],
     read: dict[Key, Row[Any]],
     edge: int,
     oldest: Mapping[str, int],
 ) -> _Folded | None:
-    """The first of what waits of a producer, folded; None where nothing is to be."""
+    """The first of what waits of a producer up to the newest that was given, folded; None where nothing is to be."""
+    producer_id, last_seq = newest
     with database.read() as connection:
-        unfolded = [each for each in foldable(connection, producer_id, edge) if each.key in given]
+        unfolded = [each for each in foldable(connection, producer_id, edge, last_seq) if each.key in given]
         if not unfolded:
             return None
         keys, edge = _some_of(unfolded, edge)
@@ -226,13 +229,23 @@ def _by_window(
     oldest: Mapping[str, int],
 ) -> dict[Window, list[Table]]:
     """The waiting rows by their windows. What comes so late that its window is gone by age is left out."""
-    found: dict[Window, list[Table]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[Table]] = defaultdict(
+        list
+    )  # split together: the columns are those of each
     for row in waiting:
-        for stream, rows in by_stream(tails.decoded(row, given[row.producer_id, row.seq])):
+        table = tails.decoded(row, given[row.producer_id, row.seq])
+        alike[row.producer_id, row.kind, max(row.folded, oldest[row.kind]), _form(table)].append(table)
+    found: dict[Window, list[Table]] = defaultdict(list)
+    for (producer_id, kind, begin, _), tables in alike.items():
+        for stream, rows in by_stream(concat(tables)):
             for first, part in by_window(rows):
-                if max(row.folded, oldest[row.kind]) <= first < edge:
-                    found[Window(Where(row.producer_id, row.kind, stream), 0, first)].append(part)
+                if begin <= first < edge:
+                    found[Window(Where(producer_id, kind, stream), 0, first)].append(part)
     return found
+
+
+def _form(table: Table) -> tuple[tuple[str, str], ...]:
+    return tuple((name, column.dtype.str) for name, column in table.items())
 
 
 def _merged(connection: Connection, window: Window, tables: list[Table]) -> Table:

@@ -21,6 +21,7 @@ from ampwatch_server.lease import Lease, LeaseLost
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
 from ampwatch_server.store.place import write_chunks
+from ampwatch_server.store.rows import by_window
 from ampwatch_server.store.series import Range, read_series
 from ampwatch_server.store.tail import Key
 from ampwatch_server.store.tensors import read_heatmap
@@ -80,6 +81,24 @@ def test_what_is_folded_in_several_goes_is_folded_as_in_one(service: Service) ->
         assert ours["attempt"] == theirs["attempt"] == list(range(first, end))
         assert ours["loss"] == theirs["loss"]
     assert inbox_size(service) == 0
+
+
+def test_a_window_has_the_columns_of_its_own_batches_only(service: Service) -> None:
+    """Though batches of one producer are split into windows together."""
+    rates = {"log.rate": np.full(WINDOW, 0.5)}
+    batches = [
+        sent.attempts(i * WINDOW, (i + 1) * WINDOW, i, **given) for i, given in enumerate(({}, rates, {}))
+    ]
+    sent.store(service, *batches, sent.attempts(3 * WINDOW, 3 * WINDOW + 10, 3))
+    chunks = sent.all_chunks(service)
+    of = [chunks[sent.P, "attempts", 0, 0, i * WINDOW] for i in range(3)]
+    assert ["log.rate" in rows for rows in of] == [False, True, False]
+
+
+def test_rows_in_no_order_are_split_as_rows_in_order() -> None:
+    attempt = np.random.default_rng(0).permutation(4 * WINDOW)
+    parts = [(first, part["attempt"].tolist()) for first, part in by_window({"attempt": attempt})]
+    assert parts == [(i * WINDOW, attempt[attempt // WINDOW == i].tolist()) for i in range(4)]
 
 
 def test_silence_folds_the_last_window(service: Service, clock: list[float]) -> None:

@@ -45,13 +45,12 @@ def split(table: Table, key: Callable[[Table], Array]) -> Iterator[tuple[int, Ta
     if not len(keys):
         return
     steps = np.diff(keys)
-    if (steps >= 0).all():  # as they are sent
-        edges = [0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]
-        for first, last in pairwise(edges):
-            yield int(keys[first]), select(table, slice(first, last))
-        return
-    for value in np.unique(keys):
-        yield int(value), select(table, keys == value)
+    if (steps < 0).any():  # not as they are sent
+        order = np.argsort(keys, kind="stable")
+        table, keys = select(table, order), keys[order]
+        steps = np.diff(keys)
+    for first, last in pairwise([0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]):
+        yield int(keys[first]), select(table, slice(first, last))
 
 
 def by_stream(table: Table) -> Iterator[tuple[int, Table]]:

@@ -152,10 +152,14 @@ class Waiting(NamedTuple):
     size_bytes: int
 
 
-def foldable(connection: Connection, producer_id: int, end: int) -> list[Waiting]:
-    """A producer's waiting tables that hold an attempt before `end` which is in no chunk, in sequence."""
+def foldable(connection: Connection, producer_id: int, end: int, last_seq: int) -> list[Waiting]:
+    """A producer's waiting tables that hold an attempt before `end` which is in no chunk, in sequence.
+
+    Arguments:
+        last_seq: only up to this one: behind an outage far more may wait.
+    """
     row = inbox.c
-    which = (row.producer == producer_id, row.kind != "events", row.first < end)
+    which = (row.producer == producer_id, row.seq <= last_seq, row.kind != "events", row.first < end)
     unfolded = sa.or_(row.folded < end, row.last < end)
     query = sa.select(row.seq, row.first, row.folded, sa.func.length(row.body)).where(*which, unfolded)
     return [
