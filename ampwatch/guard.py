@@ -56,7 +56,8 @@ class Guard(ContextDecorator):
 
     def _tell(self, error: Exception, count: int) -> None:
         if count == 1:
-            warn("%s failed: %r. Training goes on, %s.", self._where, error, self._then)
+            # As text: handlers that keep what was logged would keep the frames of the training, and their tensors.
+            warn("%s failed: %s. Training goes on, %s.", self._where, repr(error), self._then)
             _log.debug("failure of ampwatch", exc_info=error)
         if self._report is not None:
             self._report(self._where, error, count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from ampwatch.guard import failures, guard
@@ -29,6 +31,24 @@ def test_only_the_first_failure_of_a_place_is_logged(caplog):
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "ampwatch: test.logged failed: ZeroDivisionError('ours'). Training goes on, this record is lost."
     ]
+
+
+def test_a_log_that_is_kept_keeps_nothing_of_the_training(caplog):
+    """The frame that ours failed in, and those that it was called from."""
+
+    class Tensor:
+        """Stands for what a frame of the training holds."""
+
+    def train():
+        ours, tensor = Tensor(), Tensor()
+        with guard("test.kept"):
+            (lambda _: fail("test.kept_inside"))(ours)
+            raise ZeroDivisionError
+        return weakref.ref(ours), weakref.ref(tensor)
+
+    held = train()
+    assert len(caplog.records) == 2
+    assert [each() for each in held] == [None, None]
 
 
 def test_reports_come_at_powers_of_two():
