@@ -130,6 +130,12 @@ def test_a_copy_of_a_scaler_watched_in_place_is_of_its_first_class():
     assert type(copy.deepcopy(used_scaler("ours"))) is ampwatch.GradScaler
 
 
+def test_a_scaler_watched_in_place_is_pickled_as_torchs():
+    """It loads where there is no ampwatch."""
+    assert b"ampwatch" not in pickle.dumps(used_scaler("in place"))
+    assert vars(copy.copy(used_scaler("in place"))).keys() == vars(used_scaler("torch")).keys()
+
+
 @pytest.mark.parametrize("state", [{}, {"scale": 1.0}, {"scale": "a", **STATE}, {**STATE, "more": 1}])
 @pytest.mark.parametrize("enabled", [True, False])
 def test_states_that_are_not_whole(state, enabled):

@@ -129,10 +129,11 @@ def test_accumulation_is_counted(recorder):
     assert recorder.column("loss") == [2.0, 2.0]
 
 
-def test_a_loss_changed_in_place_afterwards_is_kept_as_it_was(recorder):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loss_changed_in_place_afterwards_is_kept_as_it_was(dtype, recorder):
     model = Weighted()
     optimizer, scaler = sgd(model), make(recorder)
-    loss = model(torch.tensor([3.0, 0.0]))
+    loss = model(torch.tensor([3.0, 0.0])).to(dtype, copy=True)
     scaler.scale(loss).backward()
     loss.detach().zero_()
     scaler.step(optimizer)
