@@ -56,6 +56,28 @@ def test_large_memory_is_given_back_at_once():
     assert resident_mib() - before < MOST_MIB
 
 
+def test_memory_is_used_again_only_after_the_last_that_looks_at_it():
+    size = PAGES_FROM // 8 + 5
+    numbers = empty(size)
+    numbers.fill(1.0)
+    view = torch.from_numpy(numbers.reshape(-1, 1)[3:])
+    del numbers
+    for _ in range(10):
+        empty(size).fill(2.0)
+    assert bool((view == 1.0).all())
+    address = view.data_ptr() - 3 * 8
+    del view
+    assert address in [pages.ctypes.data for pages in [empty(size) for _ in range(2)]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_of_memory_of_many_sizes_little_is_kept():
+    before = resident_mib()
+    for size in range(100):
+        empty(PAGES_FROM + size).fill(1.0)  # a MiB
+    assert resident_mib() - before < 5 + MOST_MIB
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_writes_to_memory_of_its_own():
     numbers = empty(PAGES_FROM)
