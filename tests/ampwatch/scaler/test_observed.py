@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.probes import SEARCH_FOR
+from ampwatch.probes import CHECK_EVERY, SEARCH_FOR
 from ampwatch.records import is_missing
 
 from ..recorded import MemoryRecorder
@@ -90,6 +90,21 @@ def test_buffers_that_the_first_pass_poisons_are_told_at_once(recorder):
     first = recorder.events("finite_check")[0]
     poisoned = {"checked": 2, "nonfinite": ["1.running_mean", "1.running_var"], "count": 2}
     assert (first.attempt, first.data["buffers"]) == (0, poisoned)
+
+
+def test_parameters_and_buffers_are_looked_at_again_every_so_many_attempts(recorder):
+    """In a run without a skip, where a buffer is poisoned after the first look."""
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2).eval())
+    model.register_buffer("seen", torch.zeros(2))
+    optimizer, scaler = sgd(model), make(recorder, model=model)
+    for step in range(CHECK_EVERY + 1):
+        if step == 3:
+            model.seen.fill_(math.nan)
+        scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    last = recorder.events("finite_check")[-1]
+    assert (last.attempt, last.data["buffers"]["nonfinite"]) == (CHECK_EVERY - 1, ["seen"])
 
 
 def test_the_first_pass_tells_autocast_order_and_origin(recorder):
