@@ -292,10 +292,12 @@ class _Producer:
             self.ledger.forget(upto)
 
     def _fold_into(self, streams: dict[int, Stream], rows: Rows) -> None:
-        for index in np.unique(rows["stream"]).tolist():
+        indices = np.unique(rows["stream"]).tolist()
+        for index in indices:
             if index not in streams:
                 streams[index] = Stream(self._described.interval(index), self._described.hysteresis(index))
-            streams[index].fold(rows[rows["stream"] == index])
+            # mostly there is one stream: no copy
+            streams[index].fold(rows if len(indices) == 1 else rows[rows["stream"] == index])
 
     def _is_current(self, index: int, stream: Stream) -> bool:
         known = self._described.interval(index), self._described.hysteresis(index)

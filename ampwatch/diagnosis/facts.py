@@ -106,7 +106,8 @@ class Stream:
 
     def _fold_whole(self, rows: Rows) -> None:
         """Take in attempts between which none was lost."""
-        rows = rows[~rows["idle"]]
+        if rows["idle"].any():
+            rows = rows[~rows["idle"]]
         if not len(rows):
             return
         changed = np.flatnonzero(rows["scale"][1:] != rows["scale_after"][:-1]) + 1
