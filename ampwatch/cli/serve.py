@@ -44,6 +44,10 @@ def serve(
     alerts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON file of the webhooks that are told of findings.")
     ] = None,
+    compactor: Annotated[
+        str,
+        typer.Option(metavar="process|thread", help="Where it folds and diagnoses: beside it, or within."),
+    ] = "process",
     tensors_days: TensorsDays = None,
     attempts_days: AttemptsDays = None,
     max_gib: MaxGib = None,
@@ -61,6 +65,8 @@ def serve(
         from ampwatch_server.settings import default_database
     if log not in ("text", "json"):
         raise SettingsError(f"log: got {log!r}, it must be text or json")
+    if compactor not in ("process", "thread"):
+        raise SettingsError(f"compactor: got {compactor!r}, it must be process or thread")
     set_up("json" if log == "json" else "text")
     shown, keep = directory or recorded_here(), keep_of(tensors_days, attempts_days, max_gib)
     destinations = None if alerts is None else read_alerts(alerts)
@@ -76,6 +82,7 @@ def serve(
         root_path=root_path,
         alerts=destinations,
         keep=keep,
+        compactor="thread" if compactor == "thread" else "process",
     )
 
 

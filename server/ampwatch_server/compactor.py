@@ -30,7 +30,7 @@ from .describe import describe_run, insert_events
 from .diagnoser import Diagnoser, Engine, Result, RunDiagnosis, note_failure, replace_findings
 from .fold import fold
 from .lease import Lease, LeaseLost, Leases
-from .metrics import Metrics
+from .metrics import Labels
 from .nudges import Nudges
 from .outdated import Outdated, as_judged, is_outdated, mark_unjudged, still_judged
 from .settings import Settings
@@ -61,7 +61,7 @@ class Compactor:
         engine: makes a diagnosis.
         changed: called after each pass with the run, whose summary and findings may be new.
         found: called with the findings of a run in the transaction that stores them.
-        metrics: counts what training jobs had to drop.
+        count: adds to a counter, as `Metrics.add`: what training jobs had to drop.
         sweep_s: how often runs are looked for that nobody announced: of a dead server, or fallen silent.
         told_s: how often a run is judged and summed up while more of it waits to be read.
     """
@@ -74,12 +74,12 @@ class Compactor:
         engine: Callable[[], Engine],
         changed: Callable[[str], None],
         found: Callable[[Connection, str, list[Finding]], None],
-        metrics: Metrics,
+        count: Callable[[str, float, Labels], None],
         sweep_s: float = SWEEP_S,
         told_s: float = TOLD_S,
     ) -> None:
         self._database, self._settings, self._tails, self._changed = database, settings, tails, changed
-        self._found, self._metrics = found, metrics
+        self._found, self._count = found, count
         self._diagnoser = Diagnoser(engine)
         self._holder = uuid.uuid4().hex
         self._leases = Leases(database, settings, self._holder)
@@ -257,7 +257,7 @@ class Compactor:
         told = (event.data for batch in batches for event in batch.events() if event.type == "dropped")
         for data in told:
             label = ("reason", text(data.get("reason"), 40))
-            self._metrics.add("ampwatch_dropped_total", _number_of(data), label)
+            self._count("ampwatch_dropped_total", _number_of(data), label)
 
     def _unfinished(self, run: str, new: Collection[int], *, silent_too: bool) -> list[Row[Any]]:
         """The producers with something to fold, roll up or count: those with news, and those that are silent."""

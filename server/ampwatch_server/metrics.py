@@ -25,6 +25,10 @@ _HELP = {
         "counter",
         "Batches, and rows and events that were in none yet, that training jobs had to drop, by reason.",
     ),
+    "ampwatch_compactor_restarts_total": (
+        "counter",
+        "Times that the compactor's process ended by itself and another was started.",
+    ),
     "ampwatch_inbox_batches": ("gauge", "Acknowledged batches that are not in chunks or rows yet."),
     "ampwatch_lag_seconds": (
         "gauge",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -61,6 +61,7 @@ def serve(
     root_path: str = "",
     alerts: AlertSettings | None = None,
     keep: Keep | None = None,
+    compactor: Literal["thread", "process"] = "process",
 ) -> None:
     """Serve until SIGINT or SIGTERM. Blocks.
 
@@ -73,6 +74,7 @@ def serve(
         root_path: path prefix under which a proxy shows the server.
         alerts: where findings are told.
         keep: how long what is stored is kept; as `Settings` has it by default.
+        compactor: folds and diagnoses in a thread, or in a process of its own.
     Errors: AmpwatchError where the port is in use, or the database cannot be opened.
     """
     if root_path and not root_path.startswith("/"):
@@ -87,6 +89,7 @@ def serve(
         token_file=token_path(),
         alerts=alerts or AlertSettings(),
         keep=keep or Keep(),
+        compactor=compactor,
     )
     with _listening(settings) as listener:
         sys.setswitchinterval(SWITCH_S)

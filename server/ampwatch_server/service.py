@@ -14,6 +14,7 @@ from . import tables as t
 from .alerts import Alerts
 from .auth import Auth
 from .compactor import Compactor
+from .companion import Companion
 from .db import Database, upsert
 from .diagnoser import Engine
 from .follow import Follower
@@ -69,9 +70,12 @@ class Service:
         self.link_opened: Callable[[], None] = lambda: None  # whoever prints links shows the next one
         self.alerts = Alerts(self.database, settings)
         self.compactor = Compactor(
-            self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note, self.metrics
+            self.database, settings, self.tails, engine, self.hub.changed, self.alerts.note, self.metrics.add
         )
-        self.inbox = Inbox(self.database, settings, self.compactor.announce)
+        self._worker: Compactor | Companion = self.compactor
+        if settings.compactor == "process":
+            self._worker = Companion(settings, self.hub.changed, self.metrics)
+        self.inbox = Inbox(self.database, settings, self._worker.announce)
         self.handoff = Handoff()  # from the inbox's commits to the loop that answers
         self.retention = Retention(self.database, settings)
         self.token_rates = Rates(settings.token_per_s)
@@ -84,7 +88,7 @@ class Service:
 
     def start(self) -> None:
         """Start the threads."""
-        self.compactor.start()
+        self._worker.start()
         self.alerts.start()
         self.retention.start()
         if self._follower is not None:
@@ -94,7 +98,7 @@ class Service:
         """Finish what is under way; what was acknowledged is on the disk already."""
         if self._follower is not None:
             self._follower.stop()
-        self.compactor.stop()
+        self._worker.stop()
         self.alerts.stop()
         self.retention.stop()
         self.database.close()
@@ -151,7 +155,7 @@ class Service:
             ("ampwatch_commits_total", None): writer.commits,
             ("ampwatch_commit_seconds_total", None): writer.commit_s,
             ("ampwatch_writes_waiting", None): writer.waiting,
-            ("ampwatch_lag_seconds", None): self.compactor.lag_s(),
+            ("ampwatch_lag_seconds", None): self._worker.lag_s(),
             ("ampwatch_watchers", None): self.hub.watchers,
         }
         with self.database.read() as connection:

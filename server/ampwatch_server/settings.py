@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -61,6 +61,7 @@ class Settings:
         token_per_s, producer_per_s: batches a second that one token, and one process, may send to this server in the
             long run; ten times as many at once.
         alerts: where findings are told.
+        compactor: works in a thread of the server, or in a process of its own.
         clock: Unix time in seconds.
     """
 
@@ -81,6 +82,7 @@ class Settings:
     token_per_s: float = 20_000.0
     producer_per_s: float = 1_000.0
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    compactor: Literal["thread", "process"] = "thread"
     clock: Callable[[], float] = time.time
 
     @property

@@ -38,7 +38,7 @@ def compactor_of(service: Service, engine: Callable[[], Engine], **given: Any) -
     """One of another server on the same database."""
     of = (service.database, service.settings, service.tails, engine)
     ignored = {"changed": lambda _: None, "found": lambda *_: None}
-    return Compactor(*of, **ignored | {"metrics": service.metrics} | given)
+    return Compactor(*of, **ignored | {"count": service.metrics.add} | given)
 
 
 def append_backlog(service: Service) -> None:
