@@ -10,7 +10,17 @@ typedef __m256 NAME(reals);
 typedef __m256i NAME(window); /* the exponent at place 0 */
 
 INLINE __m256i NAME(all)(uint32_t value) { return _mm256_set1_epi32((int)value); }
-INLINE __m256i NAME(load)(const float *x) { return _mm256_loadu_si256((const __m256i *)x); }
+#define READS_16_BITS
+/* Elements of that format, as float32. */
+INLINE __m256i NAME(load)(const void *x, enum format format)
+{
+    if (format == FLOAT16)
+        return _mm256_castps_si256(_mm256_cvtph_ps(_mm_loadu_si128(x)));
+    if (format == BFLOAT16)
+        return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(x)), 16);
+    return _mm256_loadu_si256(x);
+}
+
 INLINE __m256i NAME(magnitude)(__m256i x) { return _mm256_and_si256(x, NAME(all)(MAGNITUDE)); }
 INLINE __m256i NAME(larger)(__m256i a, __m256i b) { return _mm256_max_epu32(a, b); }
 
@@ -35,12 +45,12 @@ INLINE __m256i NAME(one_hot)(__m256i size, __m256i first)
 }
 
 /* One more where the lower half is zero; the upper half counts nothing that is wanted. */
-INLINE __m256i NAME(count_bfloat16)(__m256i count, __m256i x)
+INLINE __m256i NAME(more_bfloat16)(__m256i count, __m256i x)
 {
     return _mm256_sub_epi16(count, _mm256_cmpeq_epi16(x, _mm256_setzero_si256()));
 }
 
-INLINE __m256i NAME(count_float16)(__m256i count, __m256i size)
+INLINE __m256i NAME(more_float16)(__m256i count, __m256i size)
 {
     __m128i half = _mm256_cvtps_ph(_mm256_castsi256_ps(size), _MM_FROUND_TO_NEAREST_INT);
     __m256i back = _mm256_castps_si256(_mm256_cvtph_ps(half));
@@ -53,9 +63,9 @@ INLINE unsigned NAME(ones_at)(__m256i x, int place)
     return (unsigned)__builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(at_sign)));
 }
 
-INLINE __m256 NAME(add_square)(__m256 sum, const float *x, float factor)
+INLINE __m256 NAME(add_square)(__m256 sum, __m256i x, float factor)
 {
-    __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(factor));
+    __m256 y = _mm256_mul_ps(_mm256_castsi256_ps(x), _mm256_set1_ps(factor));
     return _mm256_fmadd_ps(y, y, sum);
 }
 

@@ -10,7 +10,17 @@ typedef __m512 NAME(reals);
 typedef __m512i NAME(window); /* the exponent at place 0 */
 
 INLINE __m512i NAME(all)(uint32_t value) { return _mm512_set1_epi32((int)value); }
-INLINE __m512i NAME(load)(const float *x) { return _mm512_loadu_si512(x); }
+#define READS_16_BITS
+/* Elements of that format, as float32. */
+INLINE __m512i NAME(load)(const void *x, enum format format)
+{
+    if (format == FLOAT16)
+        return _mm512_castps_si512(_mm512_cvtph_ps(_mm256_loadu_si256(x)));
+    if (format == BFLOAT16)
+        return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x)), 16);
+    return _mm512_loadu_si512(x);
+}
+
 INLINE __m512i NAME(magnitude)(__m512i x) { return _mm512_and_si512(x, NAME(all)(MAGNITUDE)); }
 INLINE __m512i NAME(larger)(__m512i a, __m512i b) { return _mm512_max_epu32(a, b); }
 
@@ -35,12 +45,12 @@ INLINE __m512i NAME(one_hot)(__m512i size, __m512i first)
 }
 
 /* One more where the lower half is zero. */
-INLINE __m512i NAME(count_bfloat16)(__m512i count, __m512i x)
+INLINE __m512i NAME(more_bfloat16)(__m512i count, __m512i x)
 {
     return _mm512_mask_sub_epi32(count, _mm512_testn_epi32_mask(x, NAME(all)(0xffff)), count, NAME(all)(~0u));
 }
 
-INLINE __m512i NAME(count_float16)(__m512i count, __m512i size)
+INLINE __m512i NAME(more_float16)(__m512i count, __m512i size)
 {
     __m256i half = _mm512_cvtps_ph(_mm512_castsi512_ps(size), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512i back = _mm512_castps_si512(_mm512_cvtph_ps(half));
@@ -52,9 +62,9 @@ INLINE unsigned NAME(ones_at)(__m512i x, int place)
     return (unsigned)__builtin_popcount(_mm512_test_epi32_mask(x, NAME(all)(1u << place)));
 }
 
-INLINE __m512 NAME(add_square)(__m512 sum, const float *x, float factor)
+INLINE __m512 NAME(add_square)(__m512 sum, __m512i x, float factor)
 {
-    __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(factor));
+    __m512 y = _mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(factor));
     return _mm512_fmadd_ps(y, y, sum);
 }
 

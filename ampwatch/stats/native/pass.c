@@ -14,10 +14,10 @@
 
 #define KERNELS(isa)                                  \
     static const struct kernels kernels_##isa = {     \
+        .count_float16 = count_float16_##isa,         \
+        .count_bfloat16 = count_bfloat16_##isa,       \
         .count = count_##isa,                         \
         .count_float64 = count_float64_##isa,         \
-        .widen_float16 = widen_float16_##isa,         \
-        .widen_bfloat16 = widen_bfloat16_##isa,       \
         .unscale_float16 = unscale_float16_##isa,     \
         .unscale_bfloat16 = unscale_bfloat16_##isa,   \
         .unscale_float32 = unscale_float32_##isa,     \
@@ -50,7 +50,6 @@ KERNELS(portable);
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum format { FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 enum instructions { PORTABLE, AVX2, AVX512 };
 enum { CHUNK = 1 << 16 };       /* elements that a thread takes at once */
 enum { EACH_THREAD = 1 << 19 }; /* elements, more than 0.1 ms, for which a thread is worth its start */
@@ -86,15 +85,12 @@ struct pass {
 static void count_block(const struct kernels *kernels, enum format format, const void *x, size_t n,
                         struct tally *tally)
 {
-    float wide[BLOCK];
     switch (format) {
     case FLOAT16:
-        kernels->widen_float16(x, n, wide);
-        kernels->count(wide, n, tally);
+        kernels->count_float16(x, n, tally);
         break;
     case BFLOAT16:
-        kernels->widen_bfloat16(x, n, wide);
-        kernels->count(wide, n, tally);
+        kernels->count_bfloat16(x, n, tally);
         break;
     case FLOAT32:
         kernels->count(x, n, tally);

@@ -16,6 +16,8 @@ enum {
     BIAS = 127,          /* of that exponent */
 };
 
+enum format { FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
+
 #define MAGNITUDE 0x7fffffff /* a float32 without its sign: its bits are ordered as its magnitude is */
 #define INFINITE 0x7f800000
 
@@ -29,10 +31,10 @@ struct tally {
 
 /* The work on one block of at most BLOCK elements, compiled for one instruction set. */
 struct kernels {
+    void (*count_float16)(const uint16_t *x, size_t n, struct tally *tally);
+    void (*count_bfloat16)(const uint16_t *x, size_t n, struct tally *tally);
     void (*count)(const float *x, size_t n, struct tally *tally);
     void (*count_float64)(const double *x, size_t n, struct tally *tally);
-    void (*widen_float16)(const uint16_t *x, size_t n, float *wide);
-    void (*widen_bfloat16)(const uint16_t *x, size_t n, float *wide);
     void (*unscale_float16)(uint16_t *x, size_t n, float inv_scale);
     void (*unscale_bfloat16)(uint16_t *x, size_t n, float inv_scale);
     void (*unscale_float32)(float *x, size_t n, float inv_scale);

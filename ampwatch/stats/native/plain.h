@@ -200,6 +200,22 @@ static TARGET void NAME(widen_bfloat16)(const uint16_t *restrict x, size_t n, fl
         wide[i] = NAME(from_bfloat16)(x[i]);
 }
 
+#ifndef READS_16_BITS
+static TARGET void NAME(count_float16)(const uint16_t *x, size_t n, struct tally *tally)
+{
+    float wide[BLOCK];
+    NAME(widen_float16)(x, n, wide);
+    NAME(count)(wide, n, tally);
+}
+
+static TARGET void NAME(count_bfloat16)(const uint16_t *x, size_t n, struct tally *tally)
+{
+    float wide[BLOCK];
+    NAME(widen_bfloat16)(x, n, wide);
+    NAME(count)(wide, n, tally);
+}
+#endif
+
 static TARGET void NAME(unscale_float16)(uint16_t *x, size_t n, float inv_scale)
 {
 #pragma omp simd

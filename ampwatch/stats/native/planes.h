@@ -6,6 +6,9 @@
  * at a time (Harley and Seal's population count): plane[k] holds digit k of the count of each place, in each lane.
  * Where that leaves elements over, the zeros are counted, and the block is looked at again for the PLACES below.
  *
+ * 16-bit elements are widened as they are loaded. `format` is a constant wherever this is called, so each has code of
+ * its own, without the count of the grid that its elements are always on.
+ *
  * Needs the primitives of avx512.h, avx2.h or sse2.h. */
 
 enum {
@@ -16,10 +19,12 @@ enum {
 
 /* Elements in whole strides, and a rest that is filled up with zeros, which are in no bin and on every grid. */
 struct NAME(span) {
-    const float *x;
+    const char *x;
     size_t n, whole;
-    float rest[NAME(STRIDE)];
+    char rest[NAME(STRIDE) * sizeof(float)];
 };
+
+INLINE size_t NAME(bytes)(size_t n, enum format format) { return n * (format == FLOAT32 ? 4 : 2); }
 
 struct NAME(view) {
     NAME(bits) plane[NAME(PLANES)];
@@ -35,27 +40,31 @@ INLINE NAME(bits) NAME(add)(NAME(bits) *plane, NAME(bits) a, NAME(bits) b)
 }
 
 /* The words of LANES elements; and, unless that was done before, whatever else is asked of them. */
-INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const float *x, int i, float factor, NAME(window) window,
-                             int again)
+INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const char *x, enum format format, int i, float factor,
+                             NAME(window) window, int again)
 {
-    x += i * LANES;
-    NAME(bits) bits = NAME(load)(x), size = NAME(magnitude)(bits);
+    x += NAME(bytes)((size_t)i * LANES, format);
+    NAME(bits) bits = NAME(load)(x, format), size = NAME(magnitude)(bits);
     if (!again) {
-        __builtin_prefetch(x + BLOCK); /* while this block is looked at and unscaled, the next is under way */
+        /* While this block is looked at and unscaled, the next is under way. */
+        __builtin_prefetch((const void *)((uintptr_t)x + NAME(bytes)(BLOCK, format)));
         view->largest = NAME(larger)(view->largest, size);
-        view->n_float16 = NAME(count_float16)(view->n_float16, size);
-        view->n_bfloat16 = NAME(count_bfloat16)(view->n_bfloat16, bits);
-        view->sum[i % NAME(SUMS)] = NAME(add_square)(view->sum[i % NAME(SUMS)], x, factor);
+        if (format != FLOAT16)
+            view->n_float16 = NAME(more_float16)(view->n_float16, size);
+        if (format != BFLOAT16)
+            view->n_bfloat16 = NAME(more_bfloat16)(view->n_bfloat16, bits);
+        view->sum[i % NAME(SUMS)] = NAME(add_square)(view->sum[i % NAME(SUMS)], bits, factor);
     }
     return NAME(one_hot)(size, window);
 }
 
-#define LOOK(i) NAME(look)(view, x, i, factor, window, again)
+#define LOOK(i) NAME(look)(view, x, format, i, factor, window, again)
 #define LOOK2(i) NAME(add)(view->plane, LOOK(i), LOOK((i) + 1))
 #define LOOK4(i) NAME(add)(view->plane + 1, LOOK2(i), LOOK2((i) + 2))
 #define LOOK8(i) NAME(add)(view->plane + 2, LOOK4(i), LOOK4((i) + 4))
 
-INLINE void NAME(look16)(struct NAME(view) *view, const float *x, float factor, NAME(window) window, int again)
+INLINE void NAME(look16)(struct NAME(view) *view, const char *x, enum format format, float factor,
+                         NAME(window) window, int again)
 {
     NAME(bits) carry = NAME(add)(view->plane + 3, LOOK8(0), LOOK8(8));
     for (int k = 4; k < NAME(PLANES); k++)
@@ -67,15 +76,15 @@ INLINE void NAME(look16)(struct NAME(view) *view, const float *x, float factor, 
 #undef LOOK4
 #undef LOOK8
 
-INLINE void NAME(cut)(struct NAME(span) *span, const float *x, size_t n)
+INLINE void NAME(cut)(struct NAME(span) *span, const void *x, enum format format, size_t n)
 {
-    size_t rest = n % NAME(STRIDE);
+    size_t rest = n % NAME(STRIDE), bytes = NAME(bytes)(rest, format);
     span->x = x;
     span->n = n;
     span->whole = n - rest;
     if (rest) {
-        memset(span->rest + rest, 0, (NAME(STRIDE) - rest) * sizeof *x);
-        memcpy(span->rest, x + span->whole, rest * sizeof *x);
+        memset(span->rest + bytes, 0, sizeof span->rest - bytes);
+        memcpy(span->rest, span->x + NAME(bytes)(span->whole, format), bytes);
     }
 }
 
@@ -85,15 +94,16 @@ INLINE size_t NAME(filled)(const struct NAME(span) *span)
     return span->whole + (span->n > span->whole ? NAME(STRIDE) : 0);
 }
 
-INLINE struct NAME(view) NAME(look_at)(const struct NAME(span) *span, float factor, int first, int again)
+INLINE struct NAME(view) NAME(look_at)(const struct NAME(span) *span, enum format format, float factor, int first,
+                                       int again)
 {
     struct NAME(view) view;
     memset(&view, 0, sizeof view);
     NAME(window) window = NAME(window_from)(first);
     for (size_t i = 0; i < span->whole; i += NAME(STRIDE))
-        NAME(look16)(&view, span->x + i, factor, window, again);
+        NAME(look16)(&view, span->x + NAME(bytes)(i, format), format, factor, window, again);
     if (span->n > span->whole)
-        NAME(look16)(&view, span->rest, factor, window, again);
+        NAME(look16)(&view, span->rest, format, factor, window, again);
     return view;
 }
 
@@ -107,15 +117,15 @@ INLINE uint32_t NAME(largest)(NAME(bits) x)
 }
 
 /* The exponent of the largest magnitude. */
-static TARGET int NAME(last_of)(const struct NAME(span) *span)
+INLINE int NAME(last_of)(const struct NAME(span) *span, enum format format)
 {
     NAME(bits) found = NAME(all)(0), other = found;
     for (size_t i = 0; i < span->whole; i += 2 * LANES) {
-        found = NAME(larger)(found, NAME(magnitude)(NAME(load)(span->x + i)));
-        other = NAME(larger)(other, NAME(magnitude)(NAME(load)(span->x + i + LANES)));
+        found = NAME(larger)(found, NAME(magnitude)(NAME(load)(span->x + NAME(bytes)(i, format), format)));
+        other = NAME(larger)(other, NAME(magnitude)(NAME(load)(span->x + NAME(bytes)(i + LANES, format), format)));
     }
     for (size_t i = 0; i < span->n - span->whole; i += LANES)
-        found = NAME(larger)(found, NAME(magnitude)(NAME(load)(span->rest + i)));
+        found = NAME(larger)(found, NAME(magnitude)(NAME(load)(span->rest + NAME(bytes)(i, format), format)));
     return (int)(NAME(largest)(NAME(larger)(found, other)) >> MANTISSA);
 }
 
@@ -170,32 +180,41 @@ INLINE uint32_t NAME(add_planes)(const struct NAME(view) *view, size_t n, int fi
     return found;
 }
 
-static TARGET uint32_t NAME(zeros_of)(const float *x, size_t n)
+INLINE uint32_t NAME(zeros_of)(const struct NAME(span) *span, enum format format)
 {
     uint32_t zeros = 0;
+    if (format == FLOAT32) {
+        const float *x = (const void *)span->x;
 #pragma omp simd reduction(+ : zeros)
-    for (size_t i = 0; i < n; i++)
-        zeros += (bits_of(x[i]) & MAGNITUDE) == 0;
+        for (size_t i = 0; i < span->n; i++)
+            zeros += (bits_of(x[i]) & MAGNITUDE) == 0;
+    } else {
+        const uint16_t *x = (const void *)span->x;
+#pragma omp simd reduction(+ : zeros)
+        for (size_t i = 0; i < span->n; i++)
+            zeros += (x[i] & 0x7fff) == 0;
+    }
     return zeros;
 }
 
 /* What is below the exponent `last` and no zero: `left` elements and the zeros. */
-static TARGET void NAME(add_lower)(const struct NAME(span) *span, int last, uint32_t left, struct tally *tally)
+INLINE void NAME(add_lower)(const struct NAME(span) *span, enum format format, int last, uint32_t left,
+                            struct tally *tally)
 {
-    left -= NAME(zeros_of)(span->x, span->n);
+    left -= NAME(zeros_of)(span, format);
     for (; left && last > BIAS + HIST_LOG2_MIN; last -= PLACES) {
         int first = last - PLACES + 1;
-        struct NAME(view) view = NAME(look_at)(span, 0, first, 1);
+        struct NAME(view) view = NAME(look_at)(span, format, 0, first, 1);
         left -= NAME(add_planes)(&view, span->n, first, tally);
     }
     tally->hist[0] += left;
 }
 
 /* Counts what is there; or answers 0, having counted nothing, if an element is not finite. */
-static TARGET int NAME(count_finite)(const struct NAME(span) *span, struct tally *tally)
+INLINE int NAME(count_finite)(const struct NAME(span) *span, enum format format, struct tally *tally)
 {
     /* Where the places end is told by the block before, with room for larger ones, or found out. */
-    int last = tally->last ? tally->last + 1 : NAME(last_of)(span), first;
+    int last = tally->last ? tally->last + 1 : NAME(last_of)(span, format), first;
     float factor;
     uint32_t largest;
     struct NAME(view) view;
@@ -204,7 +223,7 @@ static TARGET int NAME(count_finite)(const struct NAME(span) *span, struct tally
         first = last - PLACES + 1;
         /* Squares are added in float32, of values multiplied by a power of two so that none is lost that counts. */
         factor = float_of((uint32_t)(2 * BIAS - last < 1 ? 1 : 2 * BIAS - last) << MANTISSA);
-        view = NAME(look_at)(span, factor, first, 0);
+        view = NAME(look_at)(span, format, factor, first, 0);
         largest = NAME(largest)(view.largest);
         int found = (int)(largest >> MANTISSA);
         if (!largest || largest >= INFINITE)
@@ -214,10 +233,12 @@ static TARGET int NAME(count_finite)(const struct NAME(span) *span, struct tally
     }
     uint32_t left = (uint32_t)span->n - NAME(add_planes)(&view, span->n, first, tally);
     if (left)
-        NAME(add_lower)(span, first - 1, left, tally);
+        NAME(add_lower)(span, format, first - 1, left, tally);
     uint32_t filled = (uint32_t)NAME(filled)(span);
-    tally->n_offgrid += filled - NAME(total)(view.n_float16);
-    tally->n_offgrid_bf16 += filled - NAME(total)(view.n_bfloat16);
+    if (format != FLOAT16)
+        tally->n_offgrid += filled - NAME(total)(view.n_float16);
+    if (format != BFLOAT16)
+        tally->n_offgrid_bf16 += filled - NAME(total)(view.n_bfloat16);
     tally->sum_sq += NAME(sum_of)(view.sum) / ((double)factor * (double)factor);
     tally->last = (int)(largest >> MANTISSA);
     see_max_abs(tally, value_of(largest));
@@ -248,11 +269,36 @@ static TARGET void NAME(count)(const float *x, size_t n, struct tally *tally)
         return;
     }
     struct NAME(span) span;
-    NAME(cut)(&span, x, n);
-    if (NAME(count_finite)(&span, tally))
+    NAME(cut)(&span, x, FLOAT32, n);
+    if (NAME(count_finite)(&span, FLOAT32, tally))
         return;
     float finite[BLOCK];
     NAME(take_nonfinite)(x, n, finite, tally);
-    NAME(cut)(&span, finite, n);
-    NAME(count_finite)(&span, tally);
+    NAME(cut)(&span, finite, FLOAT32, n);
+    NAME(count_finite)(&span, FLOAT32, tally);
 }
+
+#ifdef READS_16_BITS
+/* What is not finite, or only a few, is counted as float32. */
+static TARGET void NAME(count_float16)(const uint16_t *x, size_t n, struct tally *tally)
+{
+    struct NAME(span) span;
+    NAME(cut)(&span, x, FLOAT16, n);
+    if (n > FEW && NAME(count_finite)(&span, FLOAT16, tally))
+        return;
+    float wide[BLOCK];
+    NAME(widen_float16)(x, n, wide);
+    NAME(count)(wide, n, tally);
+}
+
+static TARGET void NAME(count_bfloat16)(const uint16_t *x, size_t n, struct tally *tally)
+{
+    struct NAME(span) span;
+    NAME(cut)(&span, x, BFLOAT16, n);
+    if (n > FEW && NAME(count_finite)(&span, BFLOAT16, tally))
+        return;
+    float wide[BLOCK];
+    NAME(widen_bfloat16)(x, n, wide);
+    NAME(count)(wide, n, tally);
+}
+#endif

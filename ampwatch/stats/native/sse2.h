@@ -10,7 +10,13 @@ typedef __m128 NAME(reals);
 typedef __m128 NAME(window); /* a power of two that makes the exponent at place 0 that of 1.0 */
 
 INLINE __m128i NAME(all)(uint32_t value) { return _mm_set1_epi32((int)value); }
-INLINE __m128i NAME(load)(const float *x) { return _mm_loadu_si128((const __m128i *)x); }
+/* Only of float32: the others are widened before. */
+INLINE __m128i NAME(load)(const void *x, enum format format)
+{
+    (void)format;
+    return _mm_loadu_si128(x);
+}
+
 INLINE __m128i NAME(magnitude)(__m128i x) { return _mm_and_si128(x, NAME(all)(MAGNITUDE)); }
 
 /* Of magnitudes. */
@@ -42,14 +48,14 @@ INLINE __m128i NAME(one_hot)(__m128i size, __m128 window)
 }
 
 /* One more where the lower half is zero; the upper half counts nothing that is wanted. */
-INLINE __m128i NAME(count_bfloat16)(__m128i count, __m128i x)
+INLINE __m128i NAME(more_bfloat16)(__m128i count, __m128i x)
 {
     return _mm_sub_epi16(count, _mm_cmpeq_epi16(x, _mm_setzero_si128()));
 }
 
 /* One more where it has at most eleven significant bits, is a multiple of 2^-24, which is the last bit of a float32
  * from 0.5, and is below 2^16. */
-INLINE __m128i NAME(count_float16)(__m128i count, __m128i size)
+INLINE __m128i NAME(more_float16)(__m128i count, __m128i size)
 {
     __m128i few = _mm_cmpeq_epi32(_mm_and_si128(size, NAME(all)(0x1fff)), _mm_setzero_si128());
     __m128 half = _mm_set1_ps(0.5f), rounded = _mm_sub_ps(_mm_add_ps(_mm_castsi128_ps(size), half), half);
@@ -64,9 +70,9 @@ INLINE unsigned NAME(ones_at)(__m128i x, int place)
     return (unsigned)(0x4332322132212110 >> 4 * _mm_movemask_ps(_mm_castsi128_ps(at_sign)) & 15);
 }
 
-INLINE __m128 NAME(add_square)(__m128 sum, const float *x, float factor)
+INLINE __m128 NAME(add_square)(__m128 sum, __m128i x, float factor)
 {
-    __m128 y = _mm_mul_ps(_mm_loadu_ps(x), _mm_set1_ps(factor));
+    __m128 y = _mm_mul_ps(_mm_castsi128_ps(x), _mm_set1_ps(factor));
     return _mm_add_ps(sum, _mm_mul_ps(y, y));
 }
 

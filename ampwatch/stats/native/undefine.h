@@ -4,3 +4,4 @@
 #undef INLINE
 #undef LANES
 #undef PLACES
+#undef READS_16_BITS
