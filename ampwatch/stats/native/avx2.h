@@ -57,6 +57,15 @@ INLINE __m256i NAME(more_float16)(__m256i count, __m256i size)
     return _mm256_sub_epi32(count, _mm256_cmpeq_epi32(back, size));
 }
 
+/* The same of a bfloat16 below 2^16, whose eight bits are few enough: one more where it is a multiple of 2^-24, which
+ * is the last bit of a float32 from 0.5. */
+INLINE __m256i NAME(more_float16_of_bfloat16)(__m256i count, __m256i size)
+{
+    __m256 half = _mm256_set1_ps(0.5f);
+    __m256 rounded = _mm256_sub_ps(_mm256_add_ps(_mm256_castsi256_ps(size), half), half);
+    return _mm256_sub_epi32(count, _mm256_cmpeq_epi32(_mm256_castps_si256(rounded), size));
+}
+
 INLINE unsigned NAME(ones_at)(__m256i x, int place)
 {
     __m256i at_sign = _mm256_sll_epi32(x, _mm_cvtsi32_si128(31 - place));
@@ -96,9 +105,7 @@ INLINE __m256i NAME(unscaled_bfloat16)(__m128i x, float inv_scale)
     __m256 y = _mm256_mul_ps(_mm256_castsi256_ps(wide), _mm256_set1_ps(inv_scale));
     __m256i bits = _mm256_castps_si256(y), upper = _mm256_srli_epi32(bits, 16);
     __m256i even = _mm256_add_epi32(_mm256_and_si256(upper, NAME(all)(1)), NAME(all)(0x7fff));
-    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
-    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q));
-    return _mm256_blendv_epi8(rounded, _mm256_or_si256(upper, NAME(all)(0x40)), nan);
+    return _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
 }
 
 INLINE size_t NAME(unscale_bfloat16_vectors)(uint16_t *x, size_t n, float inv_scale)

@@ -57,6 +57,16 @@ INLINE __m512i NAME(more_float16)(__m512i count, __m512i size)
     return _mm512_mask_sub_epi32(count, _mm512_cmpeq_epi32_mask(back, size), count, NAME(all)(~0u));
 }
 
+/* The same of a bfloat16 below 2^16, whose eight bits are few enough: one more where it is a multiple of 2^-24, which
+ * is the last bit of a float32 from 0.5. */
+INLINE __m512i NAME(more_float16_of_bfloat16)(__m512i count, __m512i size)
+{
+    __m512 half = _mm512_set1_ps(0.5f);
+    __m512 rounded = _mm512_sub_ps(_mm512_add_ps(_mm512_castsi512_ps(size), half), half);
+    __mmask16 same = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(rounded), size);
+    return _mm512_mask_sub_epi32(count, same, count, NAME(all)(~0u));
+}
+
 INLINE unsigned NAME(ones_at)(__m512i x, int place)
 {
     return (unsigned)__builtin_popcount(_mm512_test_epi32_mask(x, NAME(all)(1u << place)));
@@ -99,8 +109,6 @@ INLINE size_t NAME(unscale_bfloat16_vectors)(uint16_t *x, size_t n, float inv_sc
         __m512i bits = _mm512_castps_si512(y), upper = _mm512_srli_epi32(bits, 16);
         __m512i even = _mm512_add_epi32(_mm512_and_si512(upper, NAME(all)(1)), NAME(all)(0x7fff));
         __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, even), 16);
-        __mmask16 nan = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
-        rounded = _mm512_mask_or_epi32(rounded, nan, upper, NAME(all)(0x40));
         _mm256_storeu_si256(at, _mm512_cvtepi32_epi16(rounded));
     }
     return i;

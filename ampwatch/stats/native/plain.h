@@ -125,7 +125,7 @@ static TARGET int NAME(narrow)(const double *restrict x, size_t n, float *restri
         uint64_t bits;
         memcpy(&bits, &size, sizeof bits);
         small |= (bits - least) & -bits;
-        bits = (bits | (((bits & cut) + cut) & (cut + 1))) & ~cut;
+        bits = (bits | ((bits & cut) + cut)) & ~cut;
         memcpy(&size, &bits, sizeof bits);
         narrow[i] = (float)size;
     }
@@ -177,12 +177,11 @@ static inline TARGET float NAME(from_bfloat16)(uint16_t half)
     return float_of((uint32_t)half << 16);
 }
 
-/* As to_float16. */
+/* As to_float16, of the product of a bfloat16 and a number: if that is NaN, its lower half is 0, and it stays NaN. */
 static inline TARGET uint16_t NAME(to_bfloat16)(float x)
 {
     uint32_t bits = bits_of(x);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)((bits & MAGNITUDE) > INFINITE ? bits >> 16 | 0x40 : rounded);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* Those that are left of what has been done in vectors of our own. */

@@ -17,6 +17,9 @@ enum {
     NAME(SUMS) = LANES == 4 ? 8 : 4, /* of squares: each lane adds at most 128 */
 };
 
+/* Where other ways to count begin: with infinity, or 2^16, of which a bfloat16 is beyond all float16. */
+#define LIMIT(format) ((format) == BFLOAT16 ? 0x47800000 : INFINITE)
+
 /* Elements in whole strides, and a rest that is filled up with zeros, which are in no bin and on every grid. */
 struct NAME(span) {
     const char *x;
@@ -46,11 +49,16 @@ INLINE NAME(bits) NAME(look)(struct NAME(view) *view, const char *x, enum format
     x += NAME(bytes)((size_t)i * LANES, format);
     NAME(bits) bits = NAME(load)(x, format), size = NAME(magnitude)(bits);
     if (!again) {
-        /* While this block is looked at and unscaled, the next is under way. */
-        __builtin_prefetch((const void *)((uintptr_t)x + NAME(bytes)(BLOCK, format)));
+        /* While this block is looked at and unscaled, the next is under way, line by line. */
+        if (NAME(bytes)((size_t)i * LANES, format) % 64 == 0)
+            __builtin_prefetch((const void *)((uintptr_t)x + NAME(bytes)(BLOCK, format)));
         view->largest = NAME(larger)(view->largest, size);
-        if (format != FLOAT16)
+        if (format == FLOAT32)
             view->n_float16 = NAME(more_float16)(view->n_float16, size);
+#ifdef READS_16_BITS
+        if (format == BFLOAT16)
+            view->n_float16 = NAME(more_float16_of_bfloat16)(view->n_float16, size);
+#endif
         if (format != BFLOAT16)
             view->n_bfloat16 = NAME(more_bfloat16)(view->n_bfloat16, bits);
         view->sum[i % NAME(SUMS)] = NAME(add_square)(view->sum[i % NAME(SUMS)], bits, factor);
@@ -210,7 +218,7 @@ INLINE void NAME(add_lower)(const struct NAME(span) *span, enum format format, i
     tally->hist[0] += left;
 }
 
-/* Counts what is there; or answers 0, having counted nothing, if an element is not finite. */
+/* Counts what is there; or answers 0, having counted nothing, if an element is LIMIT of its format or more. */
 INLINE int NAME(count_finite)(const struct NAME(span) *span, enum format format, struct tally *tally)
 {
     /* Where the places end is told by the block before, with room for larger ones, or found out. */
@@ -226,7 +234,7 @@ INLINE int NAME(count_finite)(const struct NAME(span) *span, enum format format,
         view = NAME(look_at)(span, format, factor, first, 0);
         largest = NAME(largest)(view.largest);
         int found = (int)(largest >> MANTISSA);
-        if (!largest || largest >= INFINITE)
+        if (!largest || largest >= LIMIT(format))
             return !largest;
         if (found <= last && (found >= first || last == PLACES))
             break;
@@ -279,7 +287,7 @@ static TARGET void NAME(count)(const float *x, size_t n, struct tally *tally)
 }
 
 #ifdef READS_16_BITS
-/* What is not finite, or only a few, is counted as float32. */
+/* What is beyond LIMIT, or only a few, is counted as float32. */
 static TARGET void NAME(count_float16)(const uint16_t *x, size_t n, struct tally *tally)
 {
     struct NAME(span) span;

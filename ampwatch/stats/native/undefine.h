@@ -5,3 +5,4 @@
 #undef LANES
 #undef PLACES
 #undef READS_16_BITS
+#undef LIMIT
