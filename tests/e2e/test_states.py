@@ -22,7 +22,7 @@ def test_no_run_matches(page: Page, server: Running) -> None:
 def test_a_new_run_appears_by_itself(page: Page, server: Running) -> None:
     page.goto(server.url)
     page.get_by_role("row").filter(has_text="Calm run").wait_for()
-    post(server, healthy("arrived", producer="c" * 32))
+    post(server, healthy("arrived", "c" * 32, "Arrived run"))
     expect(page.locator("tr[data-run=arrived]")).to_be_visible()
 
 
