@@ -136,14 +136,14 @@ def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = Non
     return Response(msgspec.json.encode(data), status, headers, media_type="application/json")
 
 
-def split_names(names: str, allowed: Callable[[str], bool], told: str) -> list[str]:
-    """A comma-separated parameter `names`. 422 for one that is not allowed."""
+def split_names(names: str, allowed: Callable[[str], bool], told: str, *, field: str = "names") -> list[str]:
+    """A comma-separated parameter, called `field`. 422 for a name that is not allowed, or for none."""
     found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in found:
         if not allowed(name):
-            raise Problem(422, f"got {name!r}, it must be {told}", field="names")
+            raise Problem(422, f"got {name!r}, it must be {told}", field=field)
     if not found:
-        raise Problem(422, f"name at least one: {told}", field="names")
+        raise Problem(422, f"name at least one: {told}", field=field)
     return found
 
 

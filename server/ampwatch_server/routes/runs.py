@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from sqlalchemy.engine import Connection
 from starlette.responses import Response
 
+from ampwatch.records import EVENT_TYPES
 from ampwatch_server import schemas
 from ampwatch_server.db import text
 from ampwatch_server.store import events as store_events
@@ -27,6 +28,7 @@ from .common import (
     answer,
     problems,
     require,
+    split_names,
 )
 from .revalidate import Tagged, TaggedRoute
 
@@ -105,7 +107,9 @@ def list_events(
     run: RunId,
     service: ServiceOf,
     source: SourceAsked,
-    types: Annotated[str, Query(alias="type", description="one or more, separated by commas")] = "",
+    types: Annotated[
+        str, Query(alias="type", description="one or more, separated by commas; all without it")
+    ] = "",
     first: Annotated[
         int | None, Query(alias="from", ge=0, le=MAX_INTEGER, description="first attempt")
     ] = None,
@@ -116,7 +120,8 @@ def list_events(
     limit: Limit = 200,
 ) -> Response:
     """Events, the oldest first; never sampled."""
-    wanted = [name.strip() for name in types.split(",") if name.strip()]
+    told = f"one of {', '.join(sorted(EVENT_TYPES))}"
+    wanted = split_names(types, EVENT_TYPES.__contains__, told, field="type") if types else []
     with service.database.read() as connection:
         page = store_events.list_events(
             connection, run, types=wanted, first=first, last=last, source=source, cursor=cursor, limit=limit
