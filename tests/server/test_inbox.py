@@ -14,6 +14,7 @@ from ampwatch_server.inbox import Conflict, Inbox, OtherProject, Overloaded, Sto
 from ampwatch_server.limits import check
 from ampwatch_server.service import Service
 from ampwatch_server.settings import Settings
+from ampwatch_server.store.removal import empty_run
 from ampwatch_server.store.runs import get_run
 
 
@@ -43,6 +44,22 @@ def test_a_batch_is_stored_once(service: Service) -> None:
 def test_a_batch_that_was_overtaken_is_stored_once(service: Service) -> None:
     late, ahead = sent.attempts(0, 5, seq=3), sent.attempts(5, 9, seq=5)
     assert [append(service, batch).new for batch in (ahead, late, late, ahead)] == [True, True, False, False]
+
+
+def test_what_comes_while_its_run_is_deleted_is_known_when_it_comes_again(service: Service) -> None:
+    append(service, sent.attempts(0, 1, 0))
+    came: list[sent.Batch] = []
+
+    def is_stopped() -> bool:
+        """Asked before each table is emptied."""
+        came.append(sent.attempts(len(came) + 1, len(came) + 2, len(came) + 1))
+        assert is_new(service, came[-1])
+        return False
+
+    empty_run(service.database, "r", is_stopped)
+    with service.database.read() as connection:
+        waiting = connection.scalars(sa.select(t.inbox.c.seq).order_by(t.inbox.c.seq)).all()
+    assert [batch.seq for batch in came if not is_new(service, batch)] == waiting
 
 
 def test_a_batch_sent_twice_in_one_commit_is_stored_once(service: Service) -> None:

@@ -72,10 +72,13 @@ def empty_run(database: Database, run: str, stopped: Callable[[], bool] = never)
     """Delete all that grows with a run, in slices. Its row, and what hangs on that, is left for one last transaction."""
     with database.read() as connection:
         ids = connection.scalars(sa.select(producers.c.id).where(producers.c.run == run)).all()
+    waits = sa.exists().where(inbox.c.producer == receipts.c.producer, inbox.c.seq == receipts.c.seq)
     for producer_id in ids:
         for table in _OF_PRODUCERS:
+            # A batch that has come meanwhile keeps its receipt, or it would be taken for a new one if it came again.
+            which = [table.c.producer == producer_id] + [~waits] * (table is receipts)
             if not stopped():
-                delete_where(database, table, table.c.producer == producer_id, stopped=stopped)
+                delete_where(database, table, *which, stopped=stopped)
 
 
 def give_back(database: Database, stopped: Callable[[], bool] = never) -> int:
