@@ -1,8 +1,6 @@
 """The compactor in a process of its own, so that what it does holds up neither acknowledgements nor reads.
 
-    python -m ampwatch_server.companion
-
-is started by a server and ends with it, however that ends: its standard input is closed then. It is what another
+It is started by a server and ends with it, however that ends: its standard input is closed then. It is what another
 server on the same database would be, without HTTP. The two speak in lines of JSON. Down go the settings, once, and
 what is new of which run; up come the runs that have changed, counts, how far it lags behind, and what it logs.
 """
@@ -41,6 +39,7 @@ SILENT_S: Final = 5.0  # without one it is taken to do nothing
 STOP_S: Final = 20.0  # for the look under way; then it is killed, and its leases run out
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before one that has ended is started again
 STEADY_S: Final = 60.0  # one that has worked so long is started again at once
+_PROGRAM: Final = "import sys; sys.path[:] = {}; from ampwatch_server.companion import main; main()"
 WAITING: Final = 10_000  # lines; what is more the other finds by looking
 
 
@@ -144,7 +143,8 @@ class Companion:
 
     def _work_with_one(self) -> str:
         """Start the process and hear it to its end; answers how it ended."""
-        command = [sys.executable, "-m", __name__]
+        # the server's own path: with -m a file of the working directory would come before the module of its name
+        command = [sys.executable, "-c", _PROGRAM.format(sys.path)]
         pipe = subprocess.PIPE  # the terminal's Ctrl-C is for the server: it comes in a session of its own
         with self._lock:
             if self._stopping.is_set():
@@ -152,7 +152,10 @@ class Companion:
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
             self._process = process
         assert process.stdout is not None
-        with process, suppress(BrokenPipeError):  # on closing what it has not read
+        with (
+            process,
+            suppress(BrokenPipeError, msgspec.DecodeError),
+        ):  # it ended amid a line, of ours or of its own
             self._send(_line(self._setup))
             for line in process.stdout:
                 self._hear(msgspec.json.decode(line, type=Told))
@@ -233,7 +236,3 @@ def main() -> None:
     lag.stop()
     compactor.stop()
     database.close()
-
-
-if __name__ == "__main__":
-    main()

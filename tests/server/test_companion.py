@@ -106,6 +106,30 @@ def test_one_that_is_killed_is_started_again(tmp_path: Path, connect, caplog) ->
     assert "the compactor's process ended (exit status -9)" in caplog.text
 
 
+def test_one_that_ends_amid_a_line_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nprintf '{\"log\":[40,'\nkill -9 $$\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    metrics = Metrics()
+    companion = Companion(Settings(database=str(tmp_path / "a.db")), lambda _run: None, metrics)
+    companion.start()
+    sent.until(lambda: "ampwatch_compactor_restarts_total 2" in metrics.text({}))
+    companion.stop()
+
+
+def test_files_of_the_working_directory_are_not_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('not the queue that was asked for')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with running(database=str(tmp_path / "a.db"), compactor="process") as server, connect(server) as client:
+        sent.send(client, sent.attempts(0, 1024))
+        sent.until(lambda: client.get("/v1/runs/r").json().get("attempts") == 1024, 30)
+        assert metric(client, "ampwatch_compactor_restarts_total") == 0
+
+
 def test_it_ends_with_a_server_that_is_killed(server_process: subprocess.Popen[str]) -> None:
     assert "http://" in server_process.stdout.readline()
     child = one_child(server_process.pid)
