@@ -109,19 +109,9 @@ class Server:
 
     def __init__(self, database: Path, url: str = "", compactor: str = "process") -> None:
         environ = os.environ | {"XDG_CONFIG_HOME": str(database.parent), "PYTHONUNBUFFERED": "1"}
-        command = [
-            sys.executable,
-            "-m",
-            "ampwatch",
-            "serve",
-            "--port",
-            "0",
-            "--compactor",
-            compactor,
-            "--database",
-        ]
+        command = [sys.executable, "-m", "ampwatch", "serve", "--port", "0", "--compactor", compactor]
         self._process = subprocess.Popen(
-            [*command, url or str(database)],
+            [*command, "--database", url or str(database)],
             env=environ,
             cwd=database.parent,
             stdout=subprocess.PIPE,

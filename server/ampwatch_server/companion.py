@@ -37,10 +37,13 @@ log = logging.getLogger(__name__)
 TOLD_S: Final = 1.0  # between two words of how far it lags
 SILENT_S: Final = 5.0  # without one it is taken to do nothing
 STOP_S: Final = 20.0  # for the look under way; then it is killed, and its leases run out
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before one that has ended is started again
-STEADY_S: Final = 60.0  # one that has worked so long is started again at once
-_PROGRAM: Final = "import sys; sys.path[:] = {}; from ampwatch_server.companion import main; main()"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = (
+    1.0,
+    60.0,
+)  # before one that has ended is started again: twice as long each time …
+STEADY_S: Final = 60.0  # … that it had not worked for so long
 WAITING: Final = 10_000  # lines; what is more the other finds by looking
+_PROGRAM: Final = "import sys; sys.path[:] = {}; from ampwatch_server.companion import main; main()"
 
 
 class Setup(msgspec.Struct, frozen=True):
