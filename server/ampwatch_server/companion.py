@@ -155,8 +155,8 @@ class Companion:
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
             self._process = process
         assert process.stdout is not None
-        ended = (BrokenPipeError, msgspec.DecodeError)  # amid a line of ours, or of its own
-        with process, suppress(*ended):
+        ended = (BrokenPipeError, msgspec.DecodeError)  # amid a line of ours, on closing too, or of its own
+        with suppress(*ended), process:
             self._send(_line(self._setup))
             for line in process.stdout:
                 self._hear(msgspec.json.decode(line, type=Told))

@@ -106,16 +106,25 @@ def test_one_that_is_killed_is_started_again(tmp_path: Path, connect, caplog) ->
     assert "the compactor's process ended (exit status -9)" in caplog.text
 
 
-def test_one_that_ends_amid_a_line_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("does", ["printf '{\"log\":[40,'", "exec 0<&-; sleep 0.5"])
+def test_one_that_ends_amid_a_line_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, does: str
+) -> None:
+    """Of its own, or of the server's, which it does not read."""
     broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\nprintf '{\"log\":[40,'\nkill -9 $$\n")
+    broken.write_text(f"#!/bin/sh\n{does}\nkill -9 $$\n")
     broken.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(broken))
     metrics = Metrics()
     companion = Companion(Settings(database=str(tmp_path / "a.db")), lambda _run: None, metrics)
     companion.start()
+    for _ in range(20):
+        companion.announce({"r": [New((1, 0), 100)]})
+        time.sleep(0.02)
     sent.until(lambda: "ampwatch_compactor_restarts_total 2" in metrics.text({}))
     companion.stop()
+    assert "ended (exit status -9)" in caplog.text
+    assert "Broken pipe" not in caplog.text
 
 
 def test_files_of_the_working_directory_are_not_its_modules(
