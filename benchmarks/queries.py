@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -129,8 +130,11 @@ class Server:
 
     def processes(self) -> list[int]:
         """The one that answers, and the one that the compactor has of its own."""
-        children = Path(f"/proc/{self._process.pid}/task").glob("*/children")
-        return [self._process.pid, *(int(pid) for path in children for pid in path.read_text().split())]
+        found = [self._process.pid]
+        for path in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+            with suppress(OSError):  # of a thread that has ended meanwhile
+                found += map(int, path.read_text().split())
+        return found
 
     def cpu_s(self, *, answering: bool = False) -> float:
         """CPU time so far, s, of all its processes, or of the one that answers."""

@@ -154,10 +154,10 @@ class Companion:
                 return "not started"
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
             self._process = process
+            self._write(_line(self._setup))  # before any announcement
         assert process.stdout is not None
         ended = (BrokenPipeError, msgspec.DecodeError)  # amid a line of ours, on closing too, or of its own
         with suppress(*ended), process:
-            self._send(_line(self._setup))
             for line in process.stdout:
                 self._hear(msgspec.json.decode(line, type=Told))
         return f"exit status {process.returncode}"
@@ -175,14 +175,16 @@ class Companion:
 
     def _send_all(self) -> None:
         while (line := self._lines.get()) is not None:
-            self._send(line)
+            with self._lock:
+                self._write(line)
         with self._lock, suppress(OSError):
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
 
-    def _send(self, line: bytes) -> None:
-        with self._lock, suppress(OSError, ValueError):  # it has ended: the next begins with looking
-            if self._process is not None and self._process.stdin is not None:
+    def _write(self, line: bytes) -> None:
+        """Under the lock. One that has ended is told nothing: the next begins with looking."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError, ValueError):
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
 
@@ -218,7 +220,9 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else that is printed gets between the lines
     logging.basicConfig(handlers=[upwards], level=logging.INFO)
     lines = sys.stdin.buffer
-    settings = msgspec.json.decode(lines.readline(), type=Setup).settings()
+    if not (first := lines.readline()):  # the server is gone already
+        return
+    settings = msgspec.json.decode(first, type=Setup).settings()
     database = Database(settings.url)
     compactor = Compactor(
         database,

@@ -34,18 +34,19 @@ serve(port=0, database=sys.argv[1], ready=lambda link: print(link, flush=True))
 
 
 def children(pid: int) -> list[int]:
-    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for each in found for child in each if b"companion" in command_of(int(child))]
+    found = [read(path).split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for each in found for child in each if lives(int(child))]
 
 
-def command_of(pid: int) -> bytes:
+def read(path: Path) -> bytes:
+    """Of a thread or a process, which may end meanwhile."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return path.read_bytes()
     return b""
 
 
 def lives(pid: int) -> bool:
-    return b"companion" in command_of(pid)
+    return b"companion" in read(Path(f"/proc/{pid}/cmdline"))
 
 
 def one_child(pid: int, *, but: int = 0) -> int:
@@ -81,7 +82,7 @@ def test_it_folds_diagnoses_and_tells_the_server(database: str, connect) -> None
     lost = Event("dropped", 1.0, data={"reason": "queue", "first_seq": 3, "last_seq": 5})
     with running(database=database, compactor="process") as server, connect(server) as client:
         child = one_child(os.getpid())
-        with client.stream("GET", "/v1/live") as news:
+        with client.stream("GET", "/v1/live", timeout=30) as news:
             sent.send(client, sent.attempts(0, 3000), sent.events(lost, seq=1))
             state = next(line for line in news.iter_lines() if '"attempts":3000' in line)
         sent.until(lambda: 'ampwatch_dropped_total{reason="queue"} 3' in client.get("/metrics").text)
@@ -202,3 +203,26 @@ def test_what_it_logs_is_logged_here(tmp_path: Path, connect, caplog) -> None:
         sent.send(client, sent.events(Event("run", 1.0)))
         sent.until(lambda: "work on run r is put off" in caplog.text)
         opened.close()
+
+
+def test_nothing_is_told_before_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = tmp_path / "heard"
+    listening = tmp_path / "python"
+    listening.write_text(f"#!/bin/sh\nhead -n 1 >> {heard}\n")
+    listening.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(listening))
+    for _ in range(20):
+        companion = Companion(Settings(database=str(tmp_path / "a.db")), lambda _run: None, Metrics())
+        companion.start()
+        for seq in range(2000):
+            companion.announce({"r": [New((1, seq), 100)]})
+        companion.stop()
+    lines = heard.read_text().splitlines()
+    assert lines
+    assert all(line.startswith('{"database":') for line in lines)
+
+
+def test_it_ends_where_the_server_ended_before_it_began(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "from ampwatch_server.companion import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, check=False)
+    assert (done.returncode, capfd.readouterr().err) == (0, "")
